@@ -379,7 +379,8 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
         if durable.saved.is_active() {
             self.restore(durable, charges).await;
         }
-        let counted = self.as_given_back(durable, charges, |charge| !record::is_reset(charge)).await;
+        let mut counted = self.as_given_back(durable, charges, |charge| !record::is_reset(charge)).await;
+        self.cut_to_room(durable, &mut counted).await;
         self.record_debit(durable, &durable.taken, counted, self.inner.debit(charges)).await
     }
 

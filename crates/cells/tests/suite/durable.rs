@@ -276,7 +276,7 @@ fn a_store_that_comes_back_empty_is_debited_once_by_all_nodes_together() {
     assert_eq!(charge(&next, &limit, "a", Cost::ONE), 999);
 }
 
-fn debit(node: &Node, limit: &Limit, key: &str, cost: Cost) {
+pub(crate) fn debit(node: &Node, limit: &Limit, key: &str, cost: Cost) {
     let scope = Scope::new("d|api_key|fixed_window|1mo").with_durable(true);
     let parts = [KeyPart::Secret(key)];
     let key = CounterKey { scope: &scope, parts: &parts };
@@ -284,7 +284,7 @@ fn debit(node: &Node, limit: &Limit, key: &str, cost: Cost) {
     pollster::block_on(node.debit(&[debit])).expect("debited");
 }
 
-fn reset(node: &Node, limit: &Limit, key: &str) {
+pub(crate) fn reset(node: &Node, limit: &Limit, key: &str) {
     debit(node, limit, key, Cost::refund(u64::MAX));
 }
 
