@@ -260,6 +260,32 @@ fn a_debit_of_another_cell_that_is_refused_late_is_made_again_once() {
     assert_eq!((used(&near, &counter, "a"), recorded(&near)), (9, (9, 0)));
 }
 
+/// Without it one failed call of Redis forgets what other cells have consumed beyond a bucket's state, or debits it twice.
+#[test]
+fn an_overdraft_that_cannot_be_debited_is_kept() {
+    for way in [Takes::InTime, Takes::Fails, Takes::Unanswered] {
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_772_000_000)));
+        let (near, far) = (cell("near", "far", &clock), cell("far", "near", &clock));
+        let counter = counter(Algorithm::Gcra);
+        let restored = |units: u64| clock.advance(TimeDelta::from_secs(864 * units));
+        block_on(near.handle(&far.hello(), report(&counter, 1, &[("a", 250)])));
+        // The state can have what is owed.
+        restored(51);
+        let peek = || {
+            let parts = [KeyPart::Text("a")];
+            let key = CounterKey { scope: &counter.scope, parts: &parts };
+            let peeked = block_on(near.charge(&[Charge::new(key, &counter.limit, Cost::PEEK)]));
+            peeked.map(|outcomes| outcomes.per_charge[0].remaining)
+        };
+        takes(&near, way.clone());
+        assert_eq!(peek().is_err(), way == Takes::Fails, "{way:?}");
+        takes(&near, Takes::InTime);
+        assert_eq!(peek(), Ok(0), "{way:?}");
+        restored(109);
+        assert_eq!(peek(), Ok(10), "{way:?}");
+    }
+}
+
 /// Without it units of a window that has ended are taken off the next one.
 #[test]
 fn what_no_longer_counts_is_not_made_again() {
