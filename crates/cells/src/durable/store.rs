@@ -47,8 +47,8 @@ pub enum Peers {
 /// Why counters are read back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadBack {
-    /// The process is new to a store that it shares. The store may have lost nothing, and what was read ages until a
-    /// counter is charged: only a counter that is unused in the store was lost.
+    /// The process is new to a store that it shares, and that has lost nothing as a whole. What was read ages until a counter is
+    /// charged: only a counter that is unused in the store was lost.
     Start,
     /// The store has lost counters. Nodes that had not noticed yet may have charged some since.
     Loss,
@@ -293,6 +293,18 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
     pub async fn is_lost(&self) -> Result<bool, StoreError> {
         match &self.durable {
             Some(durable) => durable.canaries.is_lost(&self.inner).await,
+            None => Ok(false),
+        }
+    }
+
+    /// Returns whether the store has lost counters while no process looked, or less than a minute ago. For a new process, which
+    /// has not marked the store: counters that are in use may have been lost too.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store does not answer.
+    pub async fn is_new(&self) -> Result<bool, StoreError> {
+        match &self.durable {
+            Some(durable) => durable.canaries.is_new(&self.inner).await,
             None => Ok(false),
         }
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use tollgate_cells::durable::{ReadBack, SavedSlot};
 use tollgate_core::{
     Charge, Cost, CounterStore, LateAnswer, LateCharge, LateResponder, ManualClock, Outcomes, Permit,
-    StoreError, Timestamp,
+    StoreError, TimeDelta, Timestamp,
 };
 use tollgate_store::MemoryStore;
 
@@ -143,4 +143,35 @@ fn a_counter_that_is_charged_while_it_is_restored_is_looked_at_again() {
     node.durable().expect("a record").install(used(1_000, &clock), ReadBack::Loss);
     assert_eq!(charge(&node, &limit, "a", Cost::PEEK), 0);
     assert_eq!(node.durable().expect("a record").stats().restored_units, 999);
+}
+
+/// Without it a Redis that is emptied just before its nodes are restarted gives busy callers their months again: what they have
+/// used since hides the loss from the new processes.
+#[test]
+fn a_process_that_starts_knows_whether_the_store_was_emptied() {
+    let (clock, limit) = (clock(), month());
+    let store = counters(&clock);
+    let is_new = |process: &str| {
+        let node = node(&store, process, &clock);
+        let is_new = pollster::block_on(node.is_new()).expect("an answer");
+        pollster::block_on(node.renew_canaries()).expect("renewed");
+        is_new
+    };
+    assert!(is_new("first") && is_new("second"), "those that start together all know");
+    clock.advance(TimeDelta::from_secs(61));
+    assert!(!is_new("third"), "nothing was lost since");
+    // In half a day all renew.
+    clock.advance(TimeDelta::from_secs(43_200));
+    assert!(!is_new("third"));
+    clock.advance(TimeDelta::from_secs(80_000));
+    assert!(!is_new("fourth"));
+
+    // Emptied, and touched before anybody noticed.
+    let (empty, saved) = (counters(&clock), used(900, &clock));
+    let old = node(&empty, "fourth", &clock);
+    assert_eq!(charge(&old, &limit, "a", Cost::ONE), 999);
+    let restarted = node(&empty, "fifth", &clock);
+    assert!(pollster::block_on(restarted.is_new()).expect("an answer"));
+    restarted.durable().expect("a record").install(saved, ReadBack::Loss);
+    assert_eq!(charge(&restarted, &limit, "a", Cost::PEEK), 100);
 }
