@@ -227,8 +227,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         }
         let failed: HashSet<usize> = match &result {
             Ok(()) => HashSet::new(),
-            // The store may debit them yet, and is debited again if it does not: it counts as applied.
-            Err(error) if !error.late().is_empty() => HashSet::new(),
+            // The store may have debited them, or may yet, and is debited again if it says that it did not: they count as
+            // applied. The sender repeats what has failed, and a connection may be lost more than once.
+            Err(error) if error.is_in_doubt() => HashSet::new(),
             Err(StoreError::Partial { failed, .. }) => {
                 failed.iter().filter_map(|at| debited.get(*at).copied()).collect()
             }

@@ -139,8 +139,10 @@ impl LateDebits {
 
     /// Takes all out whose units still count.
     fn take(&self, now: Timestamp) -> Vec<LateDebit> {
-        let all: Vec<LateDebit> = self.0.lock().drain().map(|(_, debit)| debit).collect();
+        let mut table = self.0.lock();
+        let all: Vec<LateDebit> = table.drain().map(|(_, debit)| debit).collect();
         self.0.count.store(0, Ordering::Relaxed);
+        drop(table);
         let (counting, ended): (Vec<LateDebit>, Vec<LateDebit>) =
             all.into_iter().partition(|debit| debit.until > now && !debit.charge.cost.is_peek());
         ended.iter().for_each(|debit| self.0.forget(debit));
@@ -210,9 +212,38 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let ids: Vec<CounterId> = debits.iter().map(|debit| debit.id).collect();
         let _locked = self.lock(&charges, &ids).await;
         match self.debit_shared(&charges, &ids).await {
-            Err((failed, error)) if !error.is_in_doubt() => failed.into_iter().collect(),
-            // Made again, it could count twice.
-            _ => Vec::new(),
+            Err((failed, _)) => failed.into_iter().collect(),
+            Ok(()) => Vec::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollgate_core::{Algorithm, Cost, CounterKey, LimitSpec, Rate, Scope, TimeDelta};
+
+    /// Without it a debit that is refused while others are taken out is not made until the next one is refused.
+    #[test]
+    fn a_debit_that_is_added_while_others_are_taken_is_counted() {
+        let rate = Rate::per(10, TimeDelta::from_secs(86_400));
+        let limit = LimitSpec::new(Algorithm::FixedWindow, rate).build().expect("a limit");
+        let (scope, parts) = (Scope::new("api|caller"), [KeyPart::Text("a")]);
+        let charge = Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::ONE);
+        let debit = || LateDebit {
+            id: charge.key.id(),
+            charge: SentCharge::new(&charge),
+            taken_by: TakenBy::Owned,
+            until: Timestamp::from_secs(1),
+        };
+        let debits = LateDebits::default();
+        std::thread::scope(|threads| {
+            let adding = threads.spawn(|| (0..200_000).for_each(|_| debits.0.add(debit())));
+            while !adding.is_finished() {
+                debits.take(Timestamp::ZERO);
+                let table = debits.0.lock();
+                assert_eq!(debits.is_empty(), table.is_empty());
+            }
+        });
     }
 }

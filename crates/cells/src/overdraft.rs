@@ -197,6 +197,13 @@ impl Overdrafts {
         is_known
     }
 
+    /// Keeps an overdraft that was removed, and could not be debited.
+    pub(crate) fn put_back(&self, id: CounterId, known: Overdraft) {
+        let mut all = self.lock();
+        all.entry(id).or_insert(known);
+        self.count.store(all.len(), Ordering::Relaxed);
+    }
+
     /// Drops what has ended: a bucket that is full again owes nothing.
     pub(crate) fn sweep(&self, now: Timestamp) {
         if !self.is_empty() {

@@ -331,6 +331,11 @@ fn is_guarded(charge: &Charge<'_>) -> bool {
         && matches!(charge.limit.params(), LimitParams::Bucket { .. })
 }
 
+/// Returns whether a charge leaves nothing of its counter used.
+fn is_reset(charge: &Charge<'_>) -> bool {
+    charge.cost.is_refund() && charge.cost.units() >= charge.limit.refill_cost()
+}
+
 /// Maps an error about the charges in `rest` to an error about the whole request.
 fn remap_error(error: StoreError, rest: &[usize], all: usize) -> StoreError {
     match error {
@@ -405,6 +410,10 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
             errors.push((here, error));
         }
         if !others.is_empty() {
+            // A reset gives back what is leased too: spent afterwards, it would be counted nowhere.
+            for charge in others.iter().map(|at| &charges[*at]).filter(|charge| is_reset(charge)) {
+                self.table.reset(self.hasher.name(&charge.key));
+            }
             if let Err(error) = self.inner.debit(&some(&others)).await {
                 errors.push((others.clone(), error));
             }

@@ -6,19 +6,19 @@
 
 mod collect;
 mod record;
+mod restore;
 
 use super::CounterDigest;
 use super::canary::Canaries;
 use super::kept::{DurableRow, Kept};
-use super::marker::{MARKER, Marker};
 use super::saved::{Saved, SavedSlot, Slots};
-use super::slots::{inexact_units, is_kept, is_plausible, used_after};
+use super::slots::{is_kept, is_plausible, used_after};
 use crate::late_record::{record_debited, record_if_kept};
 use crate::ledger::Ledger;
 use crate::members::Members;
-use crate::stats::add;
 use arc_swap::ArcSwap;
 use foldhash::quality::RandomState;
+use restore::Restored;
 use ring::hmac;
 use smallvec::SmallVec;
 use std::collections::HashSet;
@@ -26,16 +26,14 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tollgate_core::{
-    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LastKnown, LimitError,
-    Mode, Outcome, Outcomes, Permit, RegionMode, Scope, StoreError, Timestamp, UnitReturn,
+    Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LastKnown, LimitError, Mode,
+    Outcome, Outcomes, Permit, RegionMode, Scope, StoreError, Timestamp, UnitReturn,
 };
 
 /// Maximum number of counters between two collections.
 const MAX_ACTIVE: usize = 1 << 17;
 /// Maximum number of rows in memory.
 const MAX_ROWS: usize = 1 << 18;
-/// A counter that lacks less than this part of what is saved was not lost: processes write at different times.
-const TOLERANCE: u64 = 64;
 
 /// Whose consumption counts for limits that cells share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,8 +47,8 @@ pub enum Peers {
 /// Why counters are read back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadBack {
-    /// The process is new to a store that it shares. The store may have lost nothing, and what was read ages until a
-    /// counter is charged: only a counter that is unused in the store was lost.
+    /// The process is new to a store that it shares, and that has lost nothing as a whole. What was read ages until a counter is
+    /// charged: only a counter that is unused in the store was lost.
     Start,
     /// The store has lost counters. Nodes that had not noticed yet may have charged some since.
     Loss,
@@ -72,7 +70,7 @@ pub struct DurableStats {
     pub restored_counters: u64,
     /// Units that were debited.
     pub restored_units: u64,
-    /// Counters that could not be restored, because the store failed.
+    /// Attempts to restore a counter that the store failed. The next charge of the counter makes another one.
     pub restore_failures: u64,
 }
 
@@ -95,9 +93,7 @@ pub struct Durable<C> {
     /// The cells, where owners may change, and how many changes have been read back.
     pub(super) members: OnceLock<Arc<Members>>,
     pub(super) moves_read: AtomicU64,
-    restored_counters: AtomicU64,
-    restored_units: AtomicU64,
-    restore_failures: AtomicU64,
+    restored: Arc<Restored>,
 }
 
 impl<C: Clock> Durable<C> {
@@ -129,9 +125,7 @@ impl<C: Clock> Durable<C> {
             grants: grants.clone(),
             members: OnceLock::new(),
             moves_read: AtomicU64::new(0),
-            restored_counters: AtomicU64::new(0),
-            restored_units: AtomicU64::new(0),
-            restore_failures: AtomicU64::new(0),
+            restored: Arc::default(),
         })
     }
 
@@ -178,9 +172,9 @@ impl<C: Clock> Durable<C> {
             pending_rows,
             dropped_units: dropped.saturating_add(unread),
             saved_counters: self.saved.len(),
-            restored_counters: self.restored_counters.load(Ordering::Relaxed),
-            restored_units: self.restored_units.load(Ordering::Relaxed),
-            restore_failures: self.restore_failures.load(Ordering::Relaxed),
+            restored_counters: self.restored.counters.load(Ordering::Relaxed),
+            restored_units: self.restored.units.load(Ordering::Relaxed),
+            restore_failures: self.restored.failures.load(Ordering::Relaxed),
         }
     }
 
@@ -303,6 +297,18 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
         }
     }
 
+    /// Returns whether the store has lost counters while no process looked, or less than a minute ago. For a new process, which
+    /// has not marked the store: counters that are in use may have been lost too.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store does not answer.
+    pub async fn is_new(&self) -> Result<bool, StoreError> {
+        match &self.durable {
+            Some(durable) => durable.canaries.is_new(&self.inner).await,
+            None => Ok(false),
+        }
+    }
+
     /// Marks the store as known to this process.
     ///
     /// # Errors
@@ -312,61 +318,6 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
             Some(durable) => durable.canaries.renew(&self.inner).await,
             None => Ok(()),
         }
-    }
-
-    /// Compares the counters of a request with what is saved, and debits what is missing.
-    #[cold]
-    async fn restore(&self, durable: &Durable<C>, charges: &[Charge<'_>]) {
-        for charge in charges.iter().filter(|charge| durable.must_compare(charge)) {
-            let digest = durable.digest(&charge.key);
-            // Taken out only when it has been compared: a request that is abandoned meanwhile leaves it to the next.
-            if let Some((slots, after)) = durable.saved.get(&digest)
-                && let Err(error) = self.restore_one(durable, charge, &slots, after).await
-            {
-                add(&durable.restore_failures, 1);
-                // What may be applied yet counts: a debit too many is worse than one that is missing.
-                if error.late().is_empty() {
-                    continue;
-                }
-            }
-            durable.saved.remove(&digest);
-            durable.saved.set_compared(durable.hash(charge));
-        }
-    }
-
-    async fn restore_one(
-        &self,
-        durable: &Durable<C>,
-        charge: &Charge<'_>,
-        slots: &Slots,
-        after: (ReadBack, bool),
-    ) -> Result<(), StoreError> {
-        let now = durable.clock.now();
-        let saved = durable.used_saved(charge, slots, now).min(charge.limit.capacity());
-        let used = self.used(charge).await?;
-        let missing = saved.saturating_sub(used);
-        let has_moved = after.1 && durable.may_move(charge);
-        let tolerated = match (used, if has_moved { ReadBack::Move } else { after.0 }) {
-            (0, ReadBack::Loss | ReadBack::Move) => 0,
-            (0, ReadBack::Start) => inexact_units(charge.limit),
-            (_, ReadBack::Start) => return Ok(()),
-            (_, ReadBack::Loss | ReadBack::Move) => saved / TOLERANCE + inexact_units(charge.limit),
-        };
-        if missing <= tolerated {
-            return Ok(());
-        }
-        // Of all nodes that find units missing, one debits them: the marker and the units are charged together or not
-        // at all. A counter may move more than once, with more used each time.
-        let suffix = if has_moved { format!("{MARKER}={saved}") } else { MARKER.to_owned() };
-        let Ok(marker) = Marker::new(charge, &suffix) else { return Ok(()) };
-        let missing_units =
-            Charge { cost: Cost::new(missing), enforcement: Enforcement::Required, ..at_store(charge) };
-        let outcomes = self.inner.charge(&[marker.charge(charge), missing_units]).await?;
-        if outcomes.admission == Admission::Admitted {
-            add(&durable.restored_counters, 1);
-            add(&durable.restored_units, missing);
-        }
-        Ok(())
     }
 }
 
@@ -440,7 +391,8 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
         if durable.saved.is_active() {
             self.restore(durable, charges).await;
         }
-        let counted = self.as_given_back(durable, charges, |charge| !record::is_reset(charge)).await;
+        let mut counted = self.as_given_back(durable, charges, |charge| !record::is_reset(charge)).await;
+        self.cut_to_room(durable, &mut counted).await;
         self.record_debit(durable, &durable.taken, counted, self.inner.debit(charges)).await
     }
 

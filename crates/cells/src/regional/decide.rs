@@ -100,9 +100,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             let ahead = known.ahead(&time, now);
             if time.is_held(ahead) {
                 let owed = Cost::new(known.units(&time, now));
+                // Before it is debited: a request that is abandoned meanwhile may have debited it.
                 if self.overdrafts.remove(id) && !owed.is_peek() {
                     let debit = [Charge { cost: owed, ..*charge }];
-                    self.or_keep_late(&debit, self.own.debit_reported(&debit).await)?;
+                    let debited = self.or_keep_late(&debit, self.own.debit_reported(&debit).await);
+                    debited.inspect_err(|_| self.overdrafts.put_back(id, known))?;
                 }
             } else if charge.enforcement == Enforcement::Required
                 && is_exchanged(charge)
@@ -187,10 +189,10 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         self.or_keep_late(&debit, self.own.debit_reported(&debit).await)
     }
 
-    /// Keeps a debit that the store may still apply: it counts as applied.
+    /// Keeps a debit that the store may still apply, or may have applied: it counts as applied.
     fn or_keep_late(&self, debit: &[Charge<'_>], result: Result<(), StoreError>) -> Result<(), StoreError> {
         match result {
-            Err(error) if !error.late().is_empty() => {
+            Err(error) if error.is_in_doubt() => {
                 self.keep_late(debit, &error, TakenBy::OtherCell);
                 Ok(())
             }

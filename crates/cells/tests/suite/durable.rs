@@ -15,7 +15,7 @@ use tollgate_store::{MemoryConfig, MemoryStore};
 
 /// What a database does with rows: of two values of a row, the one with the greater number stays.
 #[derive(Default)]
-struct Table(HashMap<(u32, CounterDigest, Timestamp, i64), DurableRow>);
+pub(crate) struct Table(HashMap<(u32, CounterDigest, Timestamp, i64), DurableRow>);
 
 impl Table {
     fn write(&mut self, process: u32, rows: &[DurableRow]) {
@@ -39,7 +39,7 @@ impl Table {
         sums
     }
 
-    fn saved(&self) -> Vec<SavedSlot> {
+    pub(crate) fn saved(&self) -> Vec<SavedSlot> {
         let mut slots = HashMap::<(CounterDigest, Timestamp), SavedSlot>::new();
         for row in self.0.values() {
             let DurableRow { counter, slot, last_at, .. } = *row;
@@ -178,34 +178,43 @@ fn rows_that_cannot_be_written_are_bounded() {
     assert!(kept.is_empty() && kept.unwritten() == 0);
 }
 
-fn month() -> Limit {
+pub(crate) fn month() -> Limit {
     let calendar = Calendar::new(CalendarUnit::Month, "UTC").expect("a zone");
     let rate = Rate { count: 1_000, period: Period::Calendar(calendar) };
     LimitSpec::new(Algorithm::FixedWindow, rate).build().expect("a limit")
 }
 
-type Clock = Arc<ManualClock>;
-type Node = DurableStore<Arc<MemoryStore<Clock>>, Clock>;
+pub(crate) type Clock = Arc<ManualClock>;
+pub(crate) type Node = DurableStore<Arc<MemoryStore<Clock>>, Clock>;
 
-fn counters(clock: &Clock) -> Arc<MemoryStore<Clock>> {
+pub(crate) fn counters(clock: &Clock) -> Arc<MemoryStore<Clock>> {
     Arc::new(MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(clock)).expect("a store"))
 }
 
-fn node(store: &Arc<MemoryStore<Clock>>, process: &str, clock: &Clock) -> Node {
+pub(crate) fn node<S: CounterStore>(
+    store: &Arc<S>,
+    process: &str,
+    clock: &Clock,
+) -> DurableStore<Arc<S>, Clock> {
     let grants = Scope::new("grant");
     let durable =
         Durable::new(b"key", process, &[], 4, Peers::None, &grants, Arc::clone(clock)).expect("valid");
     DurableStore::new(Arc::clone(store), Some(Arc::new(durable)))
 }
 
-fn charge(node: &Node, limit: &Limit, key: &str, cost: Cost) -> u64 {
+pub(crate) fn charge<S: CounterStore>(
+    node: &DurableStore<S, Clock>,
+    limit: &Limit,
+    key: &str,
+    cost: Cost,
+) -> u64 {
     let scope = Scope::new("d|api_key|fixed_window|1mo").with_durable(true);
     let parts = [KeyPart::Secret(key)];
     let charge = Charge::new(CounterKey { scope: &scope, parts: &parts }, limit, cost);
     pollster::block_on(node.charge(&[charge])).expect("an answer").per_charge[0].remaining
 }
 
-fn write(table: &mut Table, process: u32, node: &Node) {
+pub(crate) fn write(table: &mut Table, process: u32, node: &Node) {
     let durable = node.durable().expect("a record");
     durable.collect();
     let rows = durable.pending(1_000);
@@ -267,7 +276,7 @@ fn a_store_that_comes_back_empty_is_debited_once_by_all_nodes_together() {
     assert_eq!(charge(&next, &limit, "a", Cost::ONE), 999);
 }
 
-fn debit(node: &Node, limit: &Limit, key: &str, cost: Cost) {
+pub(crate) fn debit(node: &Node, limit: &Limit, key: &str, cost: Cost) {
     let scope = Scope::new("d|api_key|fixed_window|1mo").with_durable(true);
     let parts = [KeyPart::Secret(key)];
     let key = CounterKey { scope: &scope, parts: &parts };
@@ -275,7 +284,7 @@ fn debit(node: &Node, limit: &Limit, key: &str, cost: Cost) {
     pollster::block_on(node.debit(&[debit])).expect("debited");
 }
 
-fn reset(node: &Node, limit: &Limit, key: &str) {
+pub(crate) fn reset(node: &Node, limit: &Limit, key: &str) {
     debit(node, limit, key, Cost::refund(u64::MAX));
 }
 

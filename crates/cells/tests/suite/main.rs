@@ -2,6 +2,8 @@
 
 mod durable;
 mod durable_cells;
+mod durable_late;
+mod durable_room;
 mod exchange;
 mod late;
 mod late_charges;

@@ -23,6 +23,9 @@ enum Takes {
     /// The first counter is late, and the others fail.
     LateAndFailed,
     Fails,
+    /// It makes the debits, and the connection is lost before its answer to all of them, or to the first one.
+    Unanswered,
+    PartlyUnanswered,
 }
 
 /// A store that does not make debits in time.
@@ -57,6 +60,12 @@ impl CounterStore for Refusing {
                 StoreError::of_debits(parts, charges.len())
             }
             Takes::Fails => Err(down()),
+            Takes::Unanswered | Takes::PartlyUnanswered => {
+                self.own.debit(charges).await?;
+                let count = if takes == Takes::Unanswered { charges.len() } else { 1 };
+                let lost = StoreError::Lost("a connection".to_owned());
+                StoreError::of_debits(vec![((0..count).collect(), lost)], charges.len())
+            }
         }
     }
 
@@ -209,6 +218,28 @@ fn a_report_of_which_a_part_fails_and_a_part_is_refused_late_counts_once() {
     assert_eq!(recorded(&near), (0, 12));
 }
 
+/// Without it each connection to Redis that breaks at the wrong moment debits what another cell has consumed once more.
+#[test]
+fn a_report_whose_connection_breaks_after_the_debit_counts_once() {
+    for algorithm in [Algorithm::FixedWindow, Algorithm::Gcra] {
+        for way in [Takes::Unanswered, Takes::PartlyUnanswered] {
+            let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_772_000_000)));
+            let (near, far) = (cell("near", "far", &clock), cell("far", "near", &clock));
+            let counter = counter(algorithm);
+            takes(&near, way.clone());
+            for _ in 0..5 {
+                // A sender repeats what is not answered as done.
+                let applied = block_on(near.handle(&far.hello(), report(&counter, 1, &[("a", 5), ("b", 7)])));
+                assert!(matches!(applied, Message::Done(_)), "{way:?}: {applied:?}");
+            }
+            takes(&near, Takes::InTime);
+            block_on(near.make_late_debits());
+            assert_eq!((used(&near, &counter, "a"), used(&near, &counter, "b")), (5, 7), "{way:?}");
+            assert_eq!(recorded(&near), (0, 12), "{way:?}");
+        }
+    }
+}
+
 /// Without it an owner whose Redis is late answers that it has debited what Redis then refuses.
 #[test]
 fn a_debit_of_another_cell_that_is_refused_late_is_made_again_once() {
@@ -227,6 +258,32 @@ fn a_debit_of_another_cell_that_is_refused_late_is_made_again_once() {
         block_on(near.make_late_debits());
     }
     assert_eq!((used(&near, &counter, "a"), recorded(&near)), (9, (9, 0)));
+}
+
+/// Without it one failed call of Redis forgets what other cells have consumed beyond a bucket's state, or debits it twice.
+#[test]
+fn an_overdraft_that_cannot_be_debited_is_kept() {
+    for way in [Takes::InTime, Takes::Fails, Takes::Unanswered] {
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_772_000_000)));
+        let (near, far) = (cell("near", "far", &clock), cell("far", "near", &clock));
+        let counter = counter(Algorithm::Gcra);
+        let restored = |units: u64| clock.advance(TimeDelta::from_secs(864 * units));
+        block_on(near.handle(&far.hello(), report(&counter, 1, &[("a", 250)])));
+        // The state can have what is owed.
+        restored(51);
+        let peek = || {
+            let parts = [KeyPart::Text("a")];
+            let key = CounterKey { scope: &counter.scope, parts: &parts };
+            let peeked = block_on(near.charge(&[Charge::new(key, &counter.limit, Cost::PEEK)]));
+            peeked.map(|outcomes| outcomes.per_charge[0].remaining)
+        };
+        takes(&near, way.clone());
+        assert_eq!(peek().is_err(), way == Takes::Fails, "{way:?}");
+        takes(&near, Takes::InTime);
+        assert_eq!(peek(), Ok(0), "{way:?}");
+        restored(109);
+        assert_eq!(peek(), Ok(10), "{way:?}");
+    }
 }
 
 /// Without it units of a window that has ended are taken off the next one.

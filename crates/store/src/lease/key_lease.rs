@@ -171,13 +171,15 @@ pub(super) struct Lease {
     authority: AuthorityState,
     denial: Option<CachedDenial>,
     /// A refill is in flight or queued.
-    is_refilling: bool,
+    pub(super) is_refilling: bool,
+    /// The counter was reset while a refill was in flight.
+    pub(super) is_reset: bool,
     /// Earliest time of the next refill.
     not_before: Timestamp,
     /// The last refill was denied because other nodes held all units that may be outstanding.
     crowded: bool,
     /// Units no longer outstanding and not yet reported, from discarded batches or denied refills.
-    spent: u64,
+    pub(super) spent: u64,
     last_used: Timestamp,
     /// Time between the last two charges.
     gap: TimeDelta,
@@ -255,6 +257,7 @@ impl Lease {
             authority: AuthorityState { asked_at: now, remaining, reset: now },
             denial: None,
             is_refilling: false,
+            is_reset: false,
             not_before: now,
             crowded: false,
             spent: 0,
@@ -440,6 +443,7 @@ impl Lease {
     /// Returns what to request now: units, units no longer outstanding, and whether to set the mark. Returns `None` if
     /// a refill is not worthwhile.
     pub(super) fn next_refill(&mut self, config: &LeaseConfig, now: Timestamp) -> Option<(u64, u64, bool)> {
+        self.is_reset = false;
         self.spent += self.units.iter_mut().map(|leased| leased.report(now)).sum::<u64>();
         self.units.retain(|leased| leased.available(now) > 0);
         let (good, most) = (self.available(now), self.key.escrow.1.capacity());
@@ -515,7 +519,10 @@ impl Lease {
             return;
         }
         self.denial = None;
-        if let Some(leased) = self.key.leased_units(ask, outcomes, ttl) {
+        if self.is_reset {
+            // The reset may have given them back.
+            self.spent += units;
+        } else if let Some(leased) = self.key.leased_units(ask, outcomes, ttl) {
             self.units.push(leased);
             self.last_refill = units;
         }

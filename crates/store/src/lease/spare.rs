@@ -96,6 +96,15 @@ impl Lease {
         true
     }
 
+    /// Drops all units, because the authority's counter is reset: it counts none of them any more. Those of a refill in flight
+    /// are dropped when they come; nobody knows which of the two was first.
+    pub(super) fn reset(&mut self) {
+        self.spent += self.units.drain(..).map(|leased| leased.unreported()).sum::<u64>();
+        self.spare = SpareTime::default();
+        self.is_reset = self.is_refilling;
+        self.forget_denial();
+    }
+
     /// Exchanges spare slots for those of spent units: requests that have spent them keep slots that have not begun, and the
     /// units of which the end of validity is known are available again.
     fn restore_units(&mut self, now: Timestamp) {

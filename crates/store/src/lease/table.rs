@@ -160,6 +160,13 @@ impl Table {
         }
     }
 
+    /// Drops the units of a key whose counter is reset.
+    pub(super) fn reset(&self, name: u64) {
+        if let Some(lease) = self.shard(name).leases.get_mut(&name) {
+            lease.reset();
+        }
+    }
+
     /// Returns whether a key was seen `within` this time, and records that it was seen now.
     pub(super) fn was_seen(&self, name: u64, now: Timestamp, within: TimeDelta) -> bool {
         let mut part = self.shard(name);

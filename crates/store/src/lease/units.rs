@@ -124,6 +124,11 @@ impl LeasedUnits {
         news
     }
 
+    /// Returns how many units were not reported as no longer outstanding.
+    pub(super) const fn unreported(&self) -> u64 {
+        self.escrow.units() - self.reported
+    }
+
     /// Returns the instant at which the authority counts the last `units` as taken.
     pub(super) fn taken_at(&self, units: u64) -> Timestamp {
         self.escrow.taken_at(units, self.at)

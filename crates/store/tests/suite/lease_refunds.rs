@@ -1,11 +1,15 @@
 //! What callers give back to a bucket of which leases are out: never more than slots that others hold can be exchanged for, or
 //! those could be spent twice; and all of it where none are.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use tollgate_core::conformance::{ReferenceStore, SplitMix64, block_on};
 use tollgate_core::{
     Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit,
-    LimitSpec, ManualClock, Mode, PermitId, Rate, Scope, State, TimeDelta, Timestamp, nonzero,
+    LimitSpec, ManualClock, Mode, Outcomes, Permit, PermitId, Rate, Scope, State, StoreError, TimeDelta,
+    Timestamp, nonzero,
 };
 use tollgate_store::{DenyCache, LeaseConfig, LeasedStore};
 
@@ -66,7 +70,7 @@ impl Fleet {
     /// Charges on a node, and runs the tasks of its leases.
     fn charge(&mut self, node: usize, units: u64) -> Option<Admitted> {
         let outcomes = self.with_charge(&self.limit, Cost::new(units), |charges| {
-            let (node, mut outcomes) = (&self.nodes[node], tollgate_core::Outcomes::default());
+            let (node, mut outcomes) = (&self.nodes[node], Outcomes::default());
             if !node.try_charge(charges, &mut outcomes) {
                 outcomes = block_on(node.charge(charges)).expect("it answers");
             }
@@ -266,4 +270,106 @@ fn refunds_beside_leases_never_admit_more_than_the_limit() {
         local += fleet.nodes.iter().map(|node| node.stats().local).sum::<u64>();
     }
     assert!(refunded > 10_000 && local > 5_000, "{refunded} units, {local} local decisions");
+}
+
+/// Without it a node spends units after a reset that the counter no longer has: of each reset a lease comes on top, and the record of a
+/// durable limit keeps it for good.
+#[test]
+fn a_reset_drops_what_its_node_has_leased() {
+    for algorithm in [Algorithm::Gcra, Algorithm::FixedWindow] {
+        for is_refilling in [false, true] {
+            let day = Rate::per(30_000, TimeDelta::from_secs(86_400));
+            let mut fleet = Fleet::new(1, LimitSpec::new(algorithm, day), &LeaseConfig::default());
+            // A slot of a bucket's lease may have begun when it comes.
+            let assert_counted = |fleet: &Fleet, leased: u64, used: u64| {
+                let counted = 30_000 - fleet.remaining() - leased;
+                let max = used + u64::from(algorithm == Algorithm::Gcra);
+                assert!((used..=max).contains(&counted), "{algorithm:?}: {counted} of {used}");
+            };
+            let leased = |fleet: &Fleet| {
+                fleet.with_charge(&fleet.limit, Cost::ONE, |charges| fleet.nodes[0].leased_units(&charges[0]))
+            };
+            for _ in 0..6 {
+                while leased(&fleet) < 3 {
+                    fleet.charge(0, 1).expect("admitted");
+                }
+                let reset = |fleet: &Fleet| {
+                    fleet.with_charge(&fleet.limit, Cost::refund(u64::MAX), |charges| {
+                        let reset = [Charge { mode: Mode::Central, ..charges[0] }];
+                        block_on(fleet.nodes[0].debit(&reset)).expect("reset");
+                    });
+                };
+                reset(&fleet);
+                assert_eq!((fleet.remaining(), leased(&fleet)), (30_000, 0), "{algorithm:?}");
+                if is_refilling {
+                    // A request of the lease is queued when the counter is reset again.
+                    for _ in 0..4 {
+                        fleet.with_charge(&fleet.limit, Cost::ONE, |charges| {
+                            block_on(fleet.nodes[0].charge(charges)).expect("it answers");
+                        });
+                    }
+                    reset(&fleet);
+                    fleet.run_tasks(0);
+                    assert_counted(&fleet, leased(&fleet), 0);
+                    reset(&fleet);
+                }
+                // All that is charged is counted.
+                for _ in 0..10 {
+                    fleet.charge(0, 1).expect("admitted");
+                }
+                assert_counted(&fleet, leased(&fleet), 10);
+            }
+        }
+    }
+}
+
+/// An authority that answers later: every request waits once when it has been charged.
+struct Later(Store);
+
+impl CounterStore for Later {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        let charged = self.0.charge(charges).await;
+        let mut is_later = false;
+        poll_fn(|_| if std::mem::replace(&mut is_later, true) { Poll::Ready(()) } else { Poll::Pending })
+            .await;
+        charged
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        self.0.debit(charges).await
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        self.0.release(permits).await
+    }
+}
+
+/// Without it units that a reset has given back are spent as well.
+#[test]
+fn a_reset_drops_a_lease_that_is_on_its_way() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+    let store = Arc::new(ReferenceStore::new(Arc::clone(&clock)));
+    let node = LeasedStore::new(Arc::clone(&store), Later(Arc::clone(&store)), clock, LeaseConfig::default());
+    let day = Rate::per(30_000, TimeDelta::from_secs(86_400));
+    let limit = LimitSpec::new(Algorithm::FixedWindow, day).build().expect("a limit");
+    let (scope, parts) = (Scope::new("refunds"), [KeyPart::Text("alice")]);
+    let key = CounterKey { scope: &scope, parts: &parts };
+    let charge = Charge { mode: Mode::Leased, ..Charge::new(key, &limit, Cost::ONE) };
+    let remaining = || {
+        let look = [Charge { cost: Cost::PEEK, ..charge }];
+        block_on(store.charge(&look)).expect("it answers").per_charge[0].remaining
+    };
+    let mut tasks = Vec::new();
+    while tasks.is_empty() {
+        block_on(node.charge(&[charge])).expect("it answers");
+        tasks = node.due_tasks();
+    }
+    let before = remaining();
+    let mut refill = pin!(node.run_task(tasks.remove(0), PermitId(1)));
+    assert!(refill.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(remaining() < before, "the store has charged it");
+    let reset = Charge { mode: Mode::Central, cost: Cost::refund(u64::MAX), ..charge };
+    block_on(node.debit(&[reset])).expect("reset");
+    block_on(refill);
+    assert_eq!((node.leased_units(&charge), remaining()), (0, 30_000));
 }

@@ -235,7 +235,7 @@ impl DurableServer {
             let is_lost = match self.store().is_lost().await {
                 Ok(is_lost) => is_lost || is_first,
                 // Nothing can be compared with a store that does not answer; what is read back waits for it.
-                Err(_) => is_first,
+                Err(_) => is_first && ready.is_some(),
             };
             if is_lost {
                 if !is_first && !std::mem::replace(&mut is_noticed, true) {
@@ -243,7 +243,12 @@ impl DurableServer {
                         "the store has lost its counters; durable limits are restored from the database"
                     );
                 }
-                match self.read_back(if is_first { self.at_start } else { ReadBack::Loss }).await {
+                let after = if is_first { self.after_start().await } else { Some(ReadBack::Loss) };
+                match self.read_back(after.unwrap_or(self.at_start)).await {
+                    // Read back again once the store says whether it has lost counters that are in use since.
+                    Ok(()) if after.is_none() => {
+                        ready.take().map(|ready| ready.send(()));
+                    }
                     Ok(()) => {
                         let _ = self.store().renew_canaries().await;
                         // Counted once what was lost is known again.
@@ -266,6 +271,15 @@ impl DurableServer {
                 renewed = tokio::time::Instant::now();
             }
             tokio::time::sleep(INTERVAL).await;
+        }
+    }
+
+    /// Returns why a process that starts reads back: because the store has lost its counters while it was down, or not. `None` if
+    /// the store does not answer.
+    async fn after_start(&self) -> Option<ReadBack> {
+        match self.at_start {
+            ReadBack::Start if self.store().is_new().await.ok()? => Some(ReadBack::Loss),
+            other => Some(other),
         }
     }
 

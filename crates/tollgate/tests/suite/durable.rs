@@ -145,6 +145,28 @@ fn a_redis_that_comes_back_empty_is_restored_from_postgres() {
     a_redis_that_comes_back_empty_is_restored(&postgres.database("durable"));
 }
 
+/// An upgrade of Redis and Tollgate together must not reset what busy callers have paid for.
+#[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
+fn a_redis_that_is_emptied_before_its_node_restarts_is_restored() {
+    for signal in ["KILL", "TERM"] {
+        let (place, redis) = (Place::new(), Redis::start());
+        let (db, url) = (place.sqlite("durable"), redis.url());
+        let flags = ["--store", url.as_str(), "--store-deadline-ms", "5000"];
+        let mut node = Node::start(RULES, &db, &flags);
+        spend(&node.server, &callers()[0], 900);
+        wait_until_written(&node.server, 1);
+        redis.command("FLUSHALL");
+        // It finds an unused counter, unless the node has noticed already.
+        spend(&node.server, &callers()[0], 1);
+        node.server.signal(signal);
+        node.server.wait();
+        let node = Node::start(RULES, &db, &flags);
+        let left = remaining(&node.server, &callers()[0]);
+        assert!((99..=100).contains(&left), "{signal}: {left}");
+    }
+}
+
 /// Requests must not wait for a database that is away, nor forget what they have consumed meanwhile.
 #[test]
 #[cfg_attr(not(feature = "external-tests"), ignore = "needs PostgreSQL: make test")]

@@ -1,7 +1,9 @@
 //! What the durable store records of debits and refunds.
 //!
 //! A counter gives back no more than it has used, so a refund of more is recorded only as far: otherwise the record would
-//! fall below what was consumed, and after a loss the limit would be too generous. Rejected: an outcome that says what was given
+//! fall below what was consumed, and after a loss the limit would be too generous. A counter also holds no more than twice
+//! its limit, so a debit of more, as of a settlement far beyond a reservation, is recorded only as far: a reset gives back
+//! what the counter holds, and would leave the rest in the record. Rejected: an outcome that says what was given
 //! back, because every store and its scripts would have to count it for this alone.
 
 use super::{Durable, DurableStore, at_store};
@@ -12,6 +14,9 @@ use crate::used_units::{self, given_back};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tollgate_core::{Charge, Clock, Cost, CounterStore, StoreError};
+
+/// The part of a limit from which on a debit may be more than its counter has room for, unless many are made at once.
+const LARGE: u64 = 8;
 
 /// Charges as they are recorded.
 type Recorded<'a> = SmallVec<[Charge<'a>; 4]>;
@@ -50,6 +55,19 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
             }
         }
         recorded
+    }
+
+    /// Cuts large debits to what their counters have room for. If the store does not answer, they count as they are.
+    pub(super) async fn cut_to_room(&self, durable: &Durable<C>, recorded: &mut Recorded<'_>) {
+        for charge in recorded.iter_mut() {
+            if !charge.cost.is_refund()
+                && charge.cost.units() > charge.limit.capacity() / LARGE
+                && durable.is_debited(charge)
+                && let Ok(known) = used_units::read(&self.inner, charge).await
+            {
+                charge.cost = Cost::new(charge.cost.units().min(known.room));
+            }
+        }
     }
 
     /// Debits the store, and records it.
