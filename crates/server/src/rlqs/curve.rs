@@ -66,6 +66,8 @@ pub(super) struct Curve {
     horizon: Option<Timestamp>,
     /// Units that are being charged.
     pending: u64,
+    /// The latest instant for which it has a row.
+    end: Timestamp,
 }
 
 impl Curve {
@@ -80,12 +82,23 @@ impl Curve {
             }
             None => (pool.cells(end).into_iter().map(row).collect(), None),
         };
-        let mut curve = Self { rows, horizon, pending: 0 };
+        let mut curve = Self { rows, horizon, pending: 0, end };
         all.iter().for_each(|of| curve.commit(None, Some(of)));
         curve
     }
 
-    /// Reads the units of the pool again.
+    /// Returns whether it has rows until then.
+    pub(super) fn reaches(&self, end: Timestamp) -> bool {
+        self.horizon.is_some() || end <= self.end
+    }
+
+    /// Returns whether it is of the window that the pool knows.
+    pub(super) fn is_of(&self, pool: &Pool, now: Timestamp) -> bool {
+        let window = self.horizon.map(|horizon| (self.rows[0].since, horizon));
+        window == pool.window_at(now)
+    }
+
+    /// Reads the units of the pool again, and forgets what was planned.
     pub(super) fn refill(&mut self, pool: &Pool, now: Timestamp) {
         let Some(last) = self.rows.last().map(|row| row.since) else { return };
         if self.horizon.is_some() {

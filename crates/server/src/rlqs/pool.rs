@@ -34,7 +34,7 @@ const RETURNED_PART: u64 = 4;
 /// Cells in the time in which a limit's burst comes back.
 const CELLS_OF_BURST: u64 = 12;
 /// Shortest and longest cell in microseconds.
-const CELL: (u64, u64) = (40_000, 1_000_000);
+const CELL: (u64, u64) = (40_000, 2_000_000);
 /// Longest time in microseconds for which cells are kept for a stream that does not report. What it may have admitted before
 /// counts as admitted.
 const KEPT: u64 = 8_000_000;

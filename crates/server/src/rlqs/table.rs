@@ -93,6 +93,8 @@ pub(super) struct Table<S> {
     warned: bool,
     /// Counters of accounts that need a charge in every pass.
     short: HashSet<u64>,
+    /// Counters whose accounts have changed in this pass.
+    changed: Vec<u64>,
     passes: u64,
     /// Where the turn of streams ended in the last pass that could not serve all.
     last_stream: Option<StreamId>,
@@ -117,6 +119,7 @@ impl<S: CounterStore> Table<S> {
             stats: TableStats::default(),
             warned: false,
             short: HashSet::new(),
+            changed: Vec::new(),
             passes: 0,
             last_stream: None,
             has_more: false,
@@ -222,19 +225,15 @@ impl<S: CounterStore> Table<S> {
                 blanket.insert(key, rule);
             }
         }
-        let drawn = self.limiter.clock().now();
+        // By the same clock as before, because the curves are.
+        let drawn = now;
         let counters = self.counters_of(lost.iter().chain(&due));
-        curves.0.clear();
-        self.draw(&mut curves, |_, counter| counters.contains(&counter), drawn);
+        self.draw_again(&mut curves, &counters, drawn);
         let asked = lost.iter().chain(&due).filter(|key| !blanket.contains_key(*key));
         let again = self.lacking(asked, &mut curves, drawn);
         self.charge_again(again).await;
         let now = self.limiter.clock().now();
-        for (counter, curve) in &mut curves.0 {
-            if let Some(pool) = self.pools.get(counter) {
-                curve.refill(pool, now);
-            }
-        }
+        self.refill(&mut curves, now);
         for key in due {
             let Some(entry) = self.entries.get_mut(&key).filter(|entry| !entry.is_lost) else { continue };
             curves.commit(&entry.counters, entry.account.exposed(drawn).as_ref(), None);

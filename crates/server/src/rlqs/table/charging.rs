@@ -47,7 +47,7 @@ impl Entry {
 }
 
 impl<S: CounterStore> Table<S> {
-    /// Adds the curves of these counters.
+    /// Adds the curves of these counters, unless they are there.
     pub(super) fn draw(
         &mut self,
         curves: &mut Curves,
@@ -55,10 +55,17 @@ impl<S: CounterStore> Table<S> {
         now: Timestamp,
     ) {
         let mut users: HashMap<u64, (Vec<Exposed<'_>>, TimeDelta)> = HashMap::new();
+        for counter in self.counters.keys() {
+            if !curves.0.contains_key(counter) && is_wanted(self, *counter) {
+                users.insert(*counter, (Vec::new(), TimeDelta::ZERO));
+            }
+        }
+        if users.is_empty() {
+            return;
+        }
         for entry in self.entries.values() {
             for counter in &entry.counters {
-                if !curves.0.contains_key(counter) && is_wanted(self, *counter) {
-                    let (all, cover) = users.entry(*counter).or_default();
+                if let Some((all, cover)) = users.get_mut(counter) {
                     all.extend(entry.account.exposed(now));
                     *cover = (*cover).max(entry.account.cover());
                 }
@@ -67,6 +74,36 @@ impl<S: CounterStore> Table<S> {
         for (counter, (all, cover)) in users {
             if let Some(pool) = self.pools.get_mut(&counter) {
                 curves.0.insert(counter, Curve::new(pool, &all, cover, now));
+            }
+        }
+    }
+
+    /// Makes curves true after charges: reads the units again, and draws those anew whose windows or accounts have changed, or
+    /// whose accounts may be assigned what lasts longer.
+    pub(super) fn draw_again(&mut self, curves: &mut Curves, due: &HashSet<u64>, drawn: Timestamp) {
+        for counter in self.changed.drain(..) {
+            curves.0.remove(&counter);
+        }
+        let pools = &self.pools;
+        curves.0.retain(|counter, curve| pools.get(counter).is_some_and(|pool| curve.is_of(pool, drawn)));
+        for entry in self.entries.values() {
+            let end = drawn + entry.account.cover();
+            for counter in &entry.counters {
+                if curves.0.get(counter).is_some_and(|curve| !curve.reaches(end)) {
+                    curves.0.remove(counter);
+                }
+            }
+        }
+        curves.0.retain(|counter, _| due.contains(counter));
+        self.refill(curves, drawn);
+        self.draw(curves, |_, counter| due.contains(&counter), drawn);
+    }
+
+    /// Reads the units of all pools again.
+    pub(super) fn refill(&self, curves: &mut Curves, now: Timestamp) {
+        for (counter, curve) in &mut curves.0 {
+            if let Some(pool) = self.pools.get(counter) {
+                curve.refill(pool, now);
             }
         }
     }
@@ -255,6 +292,7 @@ impl<S: CounterStore> Table<S> {
         };
         if counters != entry.counters {
             entry.leave(&mut self.pools, taken);
+            self.changed.extend(entry.counters.iter().chain(&counters));
             entry.counters = counters;
         }
         if rule.is_some() {
@@ -262,7 +300,10 @@ impl<S: CounterStore> Table<S> {
             return rule;
         }
         entry.is_new |= entry.account.terms.is_none();
-        entry.account.terms = Some(Terms::new(&charge.counters));
+        let terms = Some(Terms::new(&charge.counters));
+        if std::mem::replace(&mut entry.account.terms, terms) != terms {
+            self.changed.extend(&entry.counters);
+        }
         entry.account.has_windows = charge.counters.iter().any(|counter| counter.window.is_some());
         for counter in &charge.counters {
             let new = || Pool::new(counter, Arc::clone(&key.1), taken);
