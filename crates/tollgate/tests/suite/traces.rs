@@ -316,20 +316,33 @@ fn decisions_go_on_without_the_collector() {
         body.len()
     );
     let mut connection = WebConnection::to(server.http).expect("a connection");
-    let mut statuses = BTreeMap::<u16, usize>::new();
-    for _ in 0..many / 100 {
-        connection.send(request.repeat(100).as_bytes()).expect("it is taken");
-        for _ in 0..100 {
-            *statuses.entry(connection.response().expect("an answer").status).or_default() += 1;
+    let mut ask = || {
+        let mut statuses = BTreeMap::<u16, usize>::new();
+        for _ in 0..many / 100 {
+            connection.send(request.repeat(100).as_bytes()).expect("it is taken");
+            for _ in 0..100 {
+                *statuses.entry(connection.response().expect("an answer").status).or_default() += 1;
+            }
         }
-    }
-    assert_eq!(statuses, BTreeMap::from([(200, 3), (429, many - 3)]));
-    let text = server.get("/metrics").text();
+        statuses
+    };
+    assert_eq!(ask(), BTreeMap::from([(200, 3), (429, many - 3)]));
     let dropped = |text: &str, place: &str| {
         figure(text, &format!("ratelimit_trace_spans_dropped_total{{where=\"{place}\"}}"))
     };
+    // A busy machine may give batches up as fast as spans come, and needs more of them to run out of room.
+    let mut rounds = 1;
+    let text = loop {
+        let text = server.get("/metrics").text();
+        if dropped(&text, "memory") >= 1.0 {
+            break text;
+        }
+        assert!(rounds < 20, "{text}");
+        assert_eq!(ask().values().sum::<usize>(), many, "each is answered");
+        rounds += 1;
+    };
+    let many = rounds * many;
     assert_eq!(figure(&text, "ratelimit_trace_spans_total"), many as f64);
-    assert!(dropped(&text, "memory") >= 1.0, "{text}");
     assert_eq!(figure(&text, "ratelimit_trace_spans_sent_total"), 0.0);
     eventually("a batch to be given up", || {
         (dropped(&server.get("/metrics").text(), "collector") >= 1.0).then_some(())
