@@ -3,7 +3,7 @@
 //! reads back as well.
 //!
 //! Others have no process in their names, and all processes use them up: they tell a new process whether the store has lost
-//! its counters while nobody looked, or has not. The first process that finds them unused also leaves a mark for a minute, so
+//! its counters while none ran, or has not. The first process that finds them unused also leaves a mark for a minute, so
 //! that all processes that start together know of the loss.
 //!
 //! A server's run id was rejected as the sign: emptying a server does not change it, and a store in memory has none.

@@ -184,6 +184,20 @@ pub(crate) fn month() -> Limit {
     LimitSpec::new(Algorithm::FixedWindow, rate).build().expect("a limit")
 }
 
+/// Limits of every algorithm whose use can be recorded.
+pub(crate) fn limits() -> impl Iterator<Item = Limit> {
+    let day = Rate::per(1_000, TimeDelta::from_secs(86_400));
+    let algorithms = [
+        Algorithm::Gcra,
+        Algorithm::TokenBucket,
+        Algorithm::FixedWindow,
+        Algorithm::SlidingWindow,
+        Algorithm::SlidingLog,
+    ];
+    let of_a_day = algorithms.map(|one| LimitSpec::new(one, day.clone()).build().expect("a limit"));
+    of_a_day.into_iter().chain([month()])
+}
+
 pub(crate) type Clock = Arc<ManualClock>;
 pub(crate) type Node = DurableStore<Arc<MemoryStore<Clock>>, Clock>;
 
@@ -318,16 +332,7 @@ fn a_refund_of_more_than_is_used_is_recorded_as_far_as_it_is_used() {
 #[test]
 fn what_a_used_up_counter_gives_back_is_recorded_exactly() {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_772_000_000)));
-    let day = Rate::per(1_000, TimeDelta::from_secs(86_400));
-    let algorithms = [
-        Algorithm::Gcra,
-        Algorithm::TokenBucket,
-        Algorithm::FixedWindow,
-        Algorithm::SlidingWindow,
-        Algorithm::SlidingLog,
-    ];
-    let of_a_day = algorithms.map(|one| LimitSpec::new(one, day.clone()).build().expect("a limit"));
-    for limit in of_a_day.into_iter().chain([month()]) {
+    for limit in limits() {
         for used in [1_000, 1_300] {
             let give_back: [fn(&Node, &Limit); 3] = [
                 |node, limit| reset(node, limit, "a"),

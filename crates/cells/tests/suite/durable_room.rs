@@ -1,25 +1,12 @@
 //! Debits of more than a durable counter has room for: the record has what the counter holds.
 
-use crate::durable::{Node, Table, charge, counters, debit, month, node, reset, write};
+use crate::durable::{Node, Table, charge, counters, debit, limits, node, reset, write};
 use std::sync::Arc;
 use tollgate_cells::durable::ReadBack;
-use tollgate_core::{Algorithm, Cost, Limit, LimitSpec, ManualClock, Rate, TimeDelta, Timestamp};
+use tollgate_core::{Cost, Limit, ManualClock, Timestamp};
 
 fn recorded(table: &Table) -> i64 {
     table.saved().iter().map(|slot| slot.own).sum()
-}
-
-fn limits() -> impl Iterator<Item = Limit> {
-    let day = Rate::per(1_000, TimeDelta::from_secs(86_400));
-    let algorithms = [
-        Algorithm::Gcra,
-        Algorithm::TokenBucket,
-        Algorithm::FixedWindow,
-        Algorithm::SlidingWindow,
-        Algorithm::SlidingLog,
-    ];
-    let of_a_day = algorithms.map(|one| LimitSpec::new(one, day.clone()).build().expect("a limit"));
-    of_a_day.into_iter().chain([month()])
 }
 
 /// Without it a caller whose settlement was far beyond the limit, and whom an operator has reset, is denied again after the next

@@ -92,7 +92,7 @@ impl Curve {
         self.horizon.is_some() || end <= self.end
     }
 
-    /// Returns whether it is of the window that the pool knows.
+    /// Returns whether it is of the pool's current window.
     pub(super) fn is_of(&self, pool: &Pool, now: Timestamp) -> bool {
         let window = self.horizon.map(|horizon| (self.rows[0].since, horizon));
         window == pool.window_at(now)

@@ -104,7 +104,7 @@ fn list(values: impl Iterator<Item = Value>) -> Value {
 mod tests {
     use super::*;
 
-    /// Whoever reads the metadata compares this text.
+    /// Programs that read the metadata compare this text.
     #[test]
     fn inline_limits_are_printed_as_that_service_prints_them() {
         for (requests_per_unit, unit, expected) in [

@@ -97,7 +97,7 @@ impl Lease {
     }
 
     /// Drops all units, because the authority's counter is reset: it counts none of them any more. Those of a refill in flight
-    /// are dropped when they come; nobody knows which of the two was first.
+    /// are dropped when they come; which of the two was first is not known.
     pub(super) fn reset(&mut self) {
         self.spent += self.units.drain(..).map(|leased| leased.unreported()).sum::<u64>();
         self.spare = SpareTime::default();

@@ -53,7 +53,7 @@ fn a_window_is_used_and_kept_by_all_streams() {
     }
 }
 
-/// Who wants less than its part gets it, whoever comes first.
+/// A stream that wants less than its part gets it, in whatever order streams come.
 #[test]
 fn no_stream_is_starved_of_a_window() {
     for (rule, seconds, count, _) in WINDOWS {
