@@ -54,6 +54,7 @@ pub(super) enum Due {
 }
 
 /// One bucket on one stream.
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 pub(super) struct Account {
     sent: Option<Sent>,
@@ -185,6 +186,28 @@ impl Account {
         };
         self.has_news &= due != Due::No;
         due
+    }
+
+    /// Returns the earliest time at which the account may be due, without a report and while it is covered, or may be removed.
+    pub(super) fn next_look(&self, is_lost: bool) -> Timestamp {
+        let at_once = self.settled;
+        let spent_at = || self.sent.map_or(at_once, |sent| sent.spent_at());
+        if is_lost {
+            return if self.has_debt() { at_once } else { spent_at() };
+        }
+        if self.has_news {
+            return at_once;
+        }
+        let is_idle = self.idle_reports >= IDLE_REPORTS;
+        match (self.terms, &self.sent) {
+            (None, _) if is_idle => self.retry_at.min(spent_at()),
+            (None, _) => self.retry_at,
+            (Some(_), _) if is_idle => spent_at(),
+            (Some(_), None) => at_once,
+            (Some(_), Some(sent)) if sent.assignment == Assignment::DenyAll => self.retry_at,
+            (Some(_), Some(_)) if self.tries > 0 => at_once,
+            (Some(terms), Some(sent)) => sent.late_at(terms.cover),
+        }
     }
 
     /// Returns whether requests were admitted without an assignment that have not been charged.

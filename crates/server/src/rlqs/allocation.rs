@@ -17,14 +17,13 @@ use smallvec::SmallVec;
 const ROUNDS: usize = 3;
 
 /// The demand of one stream for one bucket.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Claim {
-    /// Wanted rate per second; infinite if unknown.
-    pub(super) want: f64,
-    /// Indexes of the limits that it draws on.
+    /// Wanted rate per second; `None` if unknown. Until its first report a stream wants no more than the rate, whatever is left of
+    /// the burst or window.
+    pub(super) want: Option<f64>,
+    /// Indexes of the limits that it draws on; none if nothing is claimed.
     pub(super) limits: SmallVec<[u32; 2]>,
-    /// Whether requests were reported.
-    pub(super) is_active: bool,
 }
 
 /// What a limit can give, per second.
@@ -41,6 +40,10 @@ pub(super) struct Capacity {
 /// Returns the rate of each claim.
 pub(super) fn allocate(claims: &[Claim], limits: &[Capacity]) -> Vec<f64> {
     let capacity: Vec<f64> = limits.iter().map(|limit| limit.most).collect();
+    let want = |claim: &Claim| {
+        let sustained = || claim.limits.iter().map(|limit| limits[*limit as usize].sustained);
+        claim.want.unwrap_or_else(|| sustained().fold(f64::INFINITY, f64::min))
+    };
     let mut members: Vec<Vec<u32>> = vec![Vec::new(); capacity.len()];
     for (index, claim) in (0_u32..).zip(claims) {
         for limit in &claim.limits {
@@ -48,20 +51,21 @@ pub(super) fn allocate(claims: &[Claim], limits: &[Capacity]) -> Vec<f64> {
         }
     }
     let mut levels = vec![f64::INFINITY; capacity.len()];
-    for _ in 0..ROUNDS {
+    let overlap = claims.iter().any(|claim| claim.limits.len() > 1);
+    for _ in 0..if overlap { ROUNDS } else { 1 } {
         let next = (0_u32..).zip(&members).zip(&capacity).map(|((limit, own), capacity)| {
             // What a claim can take elsewhere bounds what it takes here.
             let bound = |claim: &u32| {
                 let claim = &claims[*claim as usize];
                 let others = claim.limits.iter().filter(|other| **other != limit);
-                others.map(|other| levels[*other as usize]).fold(claim.want, f64::min)
+                others.map(|other| levels[*other as usize]).fold(want(claim), f64::min)
             };
             level(own.iter().map(bound), *capacity)
         });
         levels = next.collect();
     }
     let least =
-        |claim: &Claim| claim.limits.iter().map(|limit| levels[*limit as usize]).fold(claim.want, f64::min);
+        |claim: &Claim| claim.limits.iter().map(|limit| levels[*limit as usize]).fold(want(claim), f64::min);
     let mut rates: Vec<f64> = claims.iter().map(least).collect();
     // A level that assumed less of some claims than they got is too high, and its limit is cut back.
     for (own, capacity) in members.iter().zip(&capacity) {
@@ -80,8 +84,8 @@ pub(super) fn allocate(claims: &[Claim], limits: &[Capacity]) -> Vec<f64> {
     };
     let spare: Vec<(f64, f64)> = members.iter().zip(limits).map(left).collect();
     for (claim, rate) in claims.iter().zip(&mut rates) {
-        let own =
-            |limit: &u32| if claim.is_active { spare[*limit as usize].1 } else { spare[*limit as usize].0 };
+        let is_active = claim.want.is_some_and(|want| want > 0.0);
+        let own = |limit: &u32| if is_active { spare[*limit as usize].1 } else { spare[*limit as usize].0 };
         let bonus = claim.limits.iter().map(own).reduce(f64::min);
         *rate += bonus.unwrap_or(0.0);
     }
@@ -110,7 +114,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn claim(want: f64, limits: &[u32]) -> Claim {
-        Claim { want, limits: SmallVec::from_slice(limits), is_active: want > 0.0 }
+        Claim { want: Some(want), limits: SmallVec::from_slice(limits) }
     }
 
     fn allocate(claims: &[Claim], rates: &[f64]) -> Vec<f64> {
@@ -127,7 +131,8 @@ mod tests {
     /// A stream that has not reported yet would otherwise be denied for an interval.
     #[test]
     fn unknown_demand_gets_an_equal_share() {
-        assert_eq!(allocate(&[claim(f64::INFINITY, &[0]), claim(80.0, &[0])], &[100.0]), [50.0, 50.0]);
+        let unknown = Claim { want: None, ..claim(0.0, &[0]) };
+        assert_eq!(allocate(&[unknown, claim(80.0, &[0])], &[100.0]), [50.0, 50.0]);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use super::allocation::Capacity;
 use super::pool::Window;
 use super::sent::Terms;
+use super::table::AccountId;
+use std::collections::BTreeSet;
 use tollgate_core::{TimeDelta, Timestamp};
 use tollgate_engine::{AheadKind, CounterAhead};
 
@@ -32,7 +34,7 @@ const SHORT_RECOVERY: f64 = 1.1;
 const SHORT_RECOVERED: TimeDelta = TimeDelta::from_secs(4);
 
 /// The last known state of a limit's counter.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Counter {
     /// Units per second.
     rate: f64,
@@ -44,8 +46,12 @@ pub(super) struct Counter {
     window: Option<Window>,
     /// Part of the capacity that is assigned.
     factor: f64,
-    /// Number of accounts in the last pass.
-    pub(super) accounts: u32,
+    /// The accounts that use it.
+    pub(super) accounts: BTreeSet<AccountId>,
+    /// Number of those that need a charge in every pass.
+    pub(super) short_accounts: usize,
+    /// Its index among the limits that are divided.
+    pub(super) index: u32,
     /// Denied in the current pass.
     is_denied: bool,
     /// Time of the last change of `factor` of a short limit.
@@ -54,7 +60,7 @@ pub(super) struct Counter {
 
 impl Counter {
     /// Creates the state of a counter that has not been read.
-    pub(super) const fn new(now: Timestamp) -> Self {
+    pub(super) const fn new(index: u32, now: Timestamp) -> Self {
         Self {
             rate: 0.0,
             capacity: 0,
@@ -63,13 +69,15 @@ impl Counter {
             is_slotted: false,
             window: None,
             factor: 1.0,
-            accounts: 0,
+            accounts: BTreeSet::new(),
+            short_accounts: 0,
+            index,
             is_denied: false,
             changed: now,
         }
     }
 
-    /// Begins a pass: what the last one learned of denials applies, and accounts are counted again.
+    /// Begins a pass: what the last one learned of denials applies.
     pub(super) fn begin_pass(&mut self, now: Timestamp) {
         let passed = now.since(self.changed);
         let factor = match (self.is_denied, self.is_short()) {
@@ -83,7 +91,7 @@ impl Counter {
         if factor != self.factor {
             self.changed = now;
         }
-        (self.factor, self.is_denied, self.accounts) = (factor, false, 0);
+        (self.factor, self.is_denied) = (factor, false);
     }
 
     /// Returns whether its assignments are covered until the next pass only.

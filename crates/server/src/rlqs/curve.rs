@@ -1,6 +1,8 @@
 //! What the streams of a limit may admit, beside the units that there are for it: at each instant that matters. Pure.
 //!
-//! A pass makes one curve for each limit that it charges, and keeps it true while assignments change.
+//! The curve of a bucket is kept from pass to pass, and changes with each account: what an account may admit since a cell of time
+//! depends on the account alone. Those of windows, and of limits that are covered until the next pass only, depend on the time
+//! of the pass, and are drawn anew in each.
 
 use super::exposed::Exposed;
 use super::pool::Pool;
@@ -46,6 +48,8 @@ struct Row {
     /// The same with what is planned in this pass.
     planned: u64,
     supply: u64,
+    /// Number of accounts whose last report was at this instant or later, and before the next one.
+    settled: u32,
 }
 
 impl Row {
@@ -66,30 +70,30 @@ pub(super) struct Curve {
     horizon: Option<Timestamp>,
     /// Units that are being charged.
     pending: u64,
-    /// The latest instant for which it has a row.
-    end: Timestamp,
+    /// Number of accounts whose last report was before the first row.
+    silent: u32,
 }
 
 impl Curve {
     /// Returns the curve of the accounts that use this pool.
-    pub(super) fn new(pool: &mut Pool, all: &[Exposed<'_>], cover: TimeDelta, now: Timestamp) -> Self {
-        pool.advance(all, now);
-        let end = all.iter().map(|of| of.until).fold(now + cover, Timestamp::max);
-        let row = |(since, reported, supply)| Row { since, reported, demand: 0, planned: 0, supply };
+    pub(super) fn new(pool: &mut Pool, all: &[Exposed<'_>], now: Timestamp) -> Self {
+        let row =
+            |(since, reported, supply)| Row { since, reported, demand: 0, planned: 0, supply, settled: 0 };
         let (rows, horizon): (Vec<_>, _) = match pool.window_at(now) {
             Some((start, horizon)) => {
+                pool.forget(now);
                 (vec![row((start, 0, pool.kept(now))), row((now, 0, pool.valid(now)))], Some(horizon))
             }
-            None => (pool.cells(end).into_iter().map(row).collect(), None),
+            None => {
+                pool.catch_up(all, now);
+                let end = all.iter().map(|of| of.until).fold(now, Timestamp::max);
+                (pool.cells(end).map(row).collect(), None)
+            }
         };
-        let mut curve = Self { rows, horizon, pending: 0, end };
+        let mut curve = Self { rows, horizon, pending: 0, silent: 0 };
         all.iter().for_each(|of| curve.commit(None, Some(of)));
+        curve.advance(pool, now);
         curve
-    }
-
-    /// Returns whether it has rows until then.
-    pub(super) fn reaches(&self, end: Timestamp) -> bool {
-        self.horizon.is_some() || end <= self.end
     }
 
     /// Returns whether it is of the pool's current window.
@@ -98,14 +102,50 @@ impl Curve {
         window == pool.window_at(now)
     }
 
-    /// Reads the units of the pool again, and forgets what was planned.
+    /// Returns whether it is of a window.
+    pub(super) const fn is_window(&self) -> bool {
+        self.horizon.is_some()
+    }
+
+    /// Adds rows until after `end`. No account may admit anything then, unless it is assigned more.
+    pub(super) fn reach(&mut self, pool: &Pool, end: Timestamp) {
+        if self.horizon.is_some() || self.rows.last().is_some_and(|row| row.since > end) {
+            return;
+        }
+        let new = pool.cells(end).skip(self.rows.len());
+        self.rows.extend(new.map(|(since, reported, supply)| Row {
+            since,
+            reported,
+            demand: 0,
+            planned: 0,
+            supply,
+            settled: 0,
+        }));
+    }
+
+    /// Removes cells before the last report of every stream. What those that have not reported for long may have admitted in
+    /// them counts as admitted.
+    pub(super) fn advance(&mut self, pool: &mut Pool, now: Timestamp) {
+        if self.horizon.is_some() {
+            return;
+        }
+        self.reach(pool, now);
+        while self.rows[1].since <= now
+            && (pool.is_first_too_old(now) || (self.silent == 0 && self.rows[0].settled == 0))
+        {
+            pool.drop_first(self.rows[0].demand.saturating_sub(self.rows[1].demand));
+            self.silent += self.rows.remove(0).settled;
+        }
+        pool.forget(self.rows[0].since);
+    }
+
+    /// Reads what was reported and the units of the pool again, and forgets what was planned.
     pub(super) fn refill(&mut self, pool: &Pool, now: Timestamp) {
-        let Some(last) = self.rows.last().map(|row| row.since) else { return };
         if self.horizon.is_some() {
             (self.rows[0].supply, self.rows[1].supply) = (pool.kept(now), pool.valid(now));
-        } else {
-            for (row, (_, _, supply)) in self.rows.iter_mut().zip(pool.cells(last)) {
-                row.supply = supply;
+        } else if let Some(last) = self.rows.last().map(|row| row.since) {
+            for (row, (_, reported, supply)) in self.rows.iter_mut().zip(pool.cells(last)) {
+                (row.reported, row.supply) = (reported, supply);
             }
         }
         self.pending = 0;
@@ -132,6 +172,35 @@ impl Curve {
             row.demand = row.demand.saturating_sub(old).saturating_add(new);
             row.planned = row.demand;
         }
+        if let Some(old) = old {
+            let settled = self.settled_at(old.settled);
+            *settled = settled.saturating_sub(1);
+        }
+        if let Some(new) = new {
+            *self.settled_at(new.settled) += 1;
+        }
+    }
+
+    /// Checks that it is the curve of these accounts.
+    #[cfg(test)]
+    pub(super) fn check(&self, pool: &Pool, all: &[Exposed<'_>]) {
+        let mut fresh = Self { silent: 0, ..self.clone() };
+        fresh.rows.iter_mut().for_each(|row| (row.demand, row.settled) = (0, 0));
+        all.iter().for_each(|of| fresh.commit(None, Some(of)));
+        let figures = |curve: &Self| -> Vec<_> {
+            curve.rows.iter().map(|row| (row.since, row.demand, row.settled)).collect()
+        };
+        assert_eq!((figures(self), self.silent), (figures(&fresh), fresh.silent));
+        let last = self.rows.last().map(|row| row.since).expect("rows");
+        assert_eq!(pool.cells(last).next().expect("a cell").0, self.rows[0].since);
+        let later = |of: &Exposed<'_>| of.between(last.max(of.settled), of.until);
+        assert_eq!(all.iter().map(later).sum::<u64>(), 0, "after the last row");
+    }
+
+    /// Returns the number of accounts whose last report was in the same cell.
+    fn settled_at(&mut self, at: Timestamp) -> &mut u32 {
+        let after = self.rows.partition_point(|row| row.since <= at);
+        after.checked_sub(1).map_or(&mut self.silent, |row| &mut self.rows[row].settled)
     }
 
     /// Returns whether the units suffice if what an account may admit is added.

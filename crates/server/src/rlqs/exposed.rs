@@ -68,6 +68,12 @@ pub(super) struct Exposed<'a> {
 }
 
 impl Exposed<'_> {
+    /// Returns by how many units what is admitted in a time may exceed the sum of what is admitted in its two parts: each
+    /// assignment counts whole tokens, and what it has in common with the next one is counted in whole ones too.
+    pub(super) fn parts(&self) -> u64 {
+        2 * (self.past.latest.len() as u64 + 2)
+    }
+
     /// Returns the most that may be admitted from `start`, or the last report, until `until`.
     pub(super) fn between(&self, start: Timestamp, until: Timestamp) -> u64 {
         let start = start.max(self.settled);

@@ -15,11 +15,11 @@
 //! | `ledger` | units of a limit that were charged, and until when they may be spent |
 //! | `exposed` | the most that a stream may have admitted since its last report, and may still admit |
 //! | `pool` | units of a limit for all streams; **the invariant** |
-//! | `curve` | the units of a pool beside what streams may admit, in one pass |
+//! | `curve` | the units of a pool beside what streams may admit, kept true from pass to pass |
 //! | `account` | one bucket on one stream |
 //! | `places` | how many buckets streams may have, and how large they are |
 //! | `turns` | which accounts a pass serves |
-//! | `table` | all accounts, and the pass: allocate, charge, assign |
+//! | `table` | all accounts, and the pass over those that need one: allocate, charge, assign |
 //! | `service` | streams, their bounds, and the task |
 //! | `stats` | metrics |
 //!

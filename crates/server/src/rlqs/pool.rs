@@ -38,6 +38,8 @@ const CELL: (u64, u64) = (40_000, 2_000_000);
 /// Longest time in microseconds for which cells are kept for a stream that does not report. What it may have admitted before
 /// counts as admitted.
 const KEPT: u64 = 8_000_000;
+/// Most cells by which a limit that no pass has looked at may be behind: a process that was suspended has no work for hours.
+const MAX_BEHIND: u64 = 1024;
 
 /// The windows of a limit, which follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,14 +127,16 @@ impl Pool {
         Arc::clone(&self.bucket)
     }
 
-    /// Records what a charge has read. Units of a window that has been lowered since are not assigned anymore.
-    pub(super) fn learn(&mut self, counter: &CounterAhead, taken: Timestamp) {
+    /// Records what a charge has read, and returns whether cells or windows are others now. Units of a window that has been lowered
+    /// since are not assigned anymore.
+    pub(super) fn learn(&mut self, counter: &CounterAhead, taken: Timestamp) -> bool {
         if counter.kind == AheadKind::Window && counter.capacity < self.capacity {
             self.ledger.mark_stale();
         }
         self.capacity = counter.capacity;
+        let had_window = self.window.is_some();
         self.window = Window::of(counter, taken).or(self.window.filter(|_| counter.window.is_some()));
-        self.history.resize(cell_of(counter));
+        self.history.resize(cell_of(counter)) || had_window != self.window.is_some()
     }
 
     /// Adds units that were charged; see [`Ledger::add`].
@@ -185,43 +189,51 @@ impl Pool {
         }
     }
 
-    /// Removes cells before the last report of every stream.
-    pub(super) fn advance(&mut self, all: &[Exposed<'_>], now: Timestamp) {
-        if self.window.is_some() {
-            self.ledger.forget(now);
-            return;
-        }
-        let settled = all.iter().map(|of| of.settled).fold(now, Timestamp::min);
+    /// Returns whether cells as old as the first are not kept, whoever has not reported since.
+    pub(super) fn is_first_too_old(&self, now: Timestamp) -> bool {
         let oldest = Timestamp::from_micros(now.as_micros().saturating_sub(KEPT));
-        let first = self.history.number(settled.max(oldest));
-        while self.history.first < first {
-            let (start, end) =
-                (self.history.start(self.history.first), self.history.start(self.history.first + 1));
-            let unreported = all.iter().filter(|of| of.settled < end);
-            let unreported =
-                unreported.map(|of| of.between(start, of.until).saturating_sub(of.between(end, of.until)));
-            let next = end + TimeDelta::from_micros(self.history.cell);
-            let lapsed = self.ledger.kept(end).saturating_sub(self.ledger.kept(next));
-            self.history.drop_first(unreported.fold(0, u64::saturating_add), lapsed);
+        self.history.first < self.history.number(oldest)
+    }
+
+    /// Removes the first cell, in which so many units may have been admitted by streams that have not reported since.
+    pub(super) fn drop_first(&mut self, unreported: u64) {
+        let end = self.history.start(self.history.first + 1);
+        let next = end + TimeDelta::from_micros(self.history.cell);
+        let lapsed = self.ledger.kept(end).saturating_sub(self.ledger.kept(next));
+        self.history.drop_first(unreported, lapsed);
+    }
+
+    /// Removes units that had lapsed at this instant, before which nothing is asked anymore.
+    pub(super) fn forget(&mut self, before: Timestamp) {
+        self.ledger.forget(before);
+    }
+
+    /// Removes all cells that are far too old at once, after a time without a pass. All that these streams may have admitted in
+    /// them counts as admitted, and none of it as lapsed.
+    pub(super) fn catch_up(&mut self, all: &[Exposed<'_>], now: Timestamp) {
+        let first = self.history.number(now).saturating_sub(MAX_BEHIND);
+        if self.history.first < first {
+            let start = self.history.start(first);
+            let unreported = all
+                .iter()
+                .map(|of| of.between(of.settled, of.until).saturating_sub(of.between(start, of.until)));
+            self.history.skip(first, unreported.fold(0, u64::saturating_add));
         }
-        self.ledger.forget(self.history.start(self.history.first));
     }
 
     /// Returns the starts of all cells until after `end`, with the units that were admitted and reported since, and the units that are
     /// valid after the cell.
-    pub(super) fn cells(&self, end: Timestamp) -> Vec<(Timestamp, u64, u64)> {
+    pub(super) fn cells(&self, end: Timestamp) -> impl Iterator<Item = (Timestamp, u64, u64)> {
         let History { first, spent, backlog, .. } = &self.history;
         let mut since: u64 = spent.iter().fold(0, |sum, units| sum.saturating_add(*units));
         let count = self.history.number(end).saturating_sub(*first) + 2;
-        (0..count)
-            .map(|at| {
-                let (start, next) = (self.history.start(first + at), self.history.start(first + at + 1));
-                let admitted = since.saturating_add(if at == 0 { *backlog } else { 0 });
-                let own = usize::try_from(at).ok().and_then(|at| spent.get(at)).copied().unwrap_or(0);
-                since = since.saturating_sub(own);
-                (start, admitted, self.ledger.kept(next))
-            })
-            .collect()
+        (0..count).map(move |at| {
+            let (start, next) = (self.history.start(first + at), self.history.start(first + at + 1));
+            let admitted = since.saturating_add(if at == 0 { *backlog } else { 0 });
+            let own = usize::try_from(at).ok().and_then(|at| spent.get(at)).copied().unwrap_or(0);
+            since = since.saturating_sub(own);
+            (start, admitted, self.ledger.kept(next))
+        })
     }
 
     /// Removes and returns the units of a window of which streams may have spent so many, and may spend so many more.
@@ -255,23 +267,35 @@ impl History {
         Timestamp::from_micros(number.saturating_mul(self.cell))
     }
 
-    /// Changes the length of cells. All that was admitted in those of before counts as backlog.
-    fn resize(&mut self, cell: u64) {
-        if cell != self.cell {
+    /// Changes the length of cells, and returns whether it was another. All that was admitted in those of before counts as
+    /// backlog.
+    fn resize(&mut self, cell: u64) -> bool {
+        let is_other = cell != self.cell;
+        if is_other {
             self.backlog = self.spent.drain(..).fold(self.backlog, u64::saturating_add);
             self.first = self.first.saturating_mul(self.cell) / cell;
             self.cell = cell;
         }
+        is_other
+    }
+
+    /// Begins with the cell of this number, before which so many more may have been admitted.
+    fn skip(&mut self, first: u64, unreported: u64) {
+        let skipped = usize::try_from(first - self.first).unwrap_or(usize::MAX).min(self.spent.len());
+        let spent = self.spent.drain(..skipped).fold(unreported, u64::saturating_add);
+        (self.backlog, self.first) = (self.backlog.saturating_add(spent), first);
     }
 
     /// Adds `units` that a stream has reported, as late as it may have admitted them. What it may have admitted before the first
-    /// cell is in the backlog already.
+    /// cell is in the backlog already, but for the parts of tokens that become whole ones with those of later.
     fn settle(&mut self, units: u64, of: &Exposed<'_>, now: Timestamp) {
         let last = self.number(now);
         let first = self.number(of.settled).max(self.first);
         let (mut number, mut later) = (last, 0);
         while number >= first && later < units {
-            let since = units.min(of.between(self.start(number), now));
+            let is_cut = number == self.first && of.settled < self.start(number);
+            let parts = if is_cut { of.parts() } else { 0 };
+            let since = units.min(of.between(self.start(number), now).saturating_add(parts));
             let own = since.saturating_sub(later);
             if own > 0 {
                 let at = usize::try_from(number - self.first).unwrap_or(usize::MAX);

@@ -129,15 +129,20 @@ impl Sent {
         }
     }
 
-    /// Returns whether the assignment must be renewed now: before it expires at the client, whether a report comes or not.
+    /// Returns whether the assignment must be renewed now.
     pub(super) fn is_late(&self, cover: Cover, now: Timestamp) -> bool {
+        self.late_at(cover) <= now
+    }
+
+    /// Returns when the assignment must be renewed: before it expires at the client, whether a report comes or not.
+    pub(super) fn late_at(&self, cover: Cover) -> Timestamp {
         let least = match cover {
             Cover::Expiry => plus(PASS, plus(GUARD, plus(GUARD, GUARD))),
             Cover::NextPass => UNTIL_NEXT_PASS,
         };
         let after_report = self.ttl.as_micros().saturating_sub(REPORTED.as_micros());
         let left = (self.ttl.as_micros() / 3).min(after_report).max(least.as_micros());
-        self.expires.since(now).as_micros() <= left
+        self.expires - TimeDelta::from_micros(left)
     }
 
     /// Returns whether a report renews the assignment.
@@ -182,6 +187,12 @@ impl Sent {
     pub(super) fn residue_at(&self, now: Timestamp) -> u64 {
         let before = if now < self.replaced { self.residue } else { 0 };
         before + self.own(now, now + plus(GUARD, GUARD))
+    }
+
+    /// Returns when nothing can be admitted anymore, by this assignment and the one before.
+    pub(super) fn spent_at(&self) -> Timestamp {
+        let residue = if self.residue > 0 { self.replaced } else { self.started };
+        self.tokens().map_or(residue, |_| residue.max(self.expires))
     }
 
     /// Returns the most that the client may admit from `at` on.

@@ -1,14 +1,14 @@
 //! All accounts of all streams, and the pass that assigns: allocate, charge, assign.
 //!
-//! A pass divides the limits by demand ([`super::allocation`]), charges what the accounts that are due need, and sends
-//! what the charged units cover ([`super::account`]). A denied charge is tried once more for what remains. Charges go
-//! through the engine like any check, with a bucket's entries as attributes, so every pass sees changed rules, quotas,
-//! tiers and emergency measures.
+//! A pass looks at the accounts that have reported or whose time has come (`accounts`), divides the limits by demand
+//! ([`super::allocation`]), charges what the accounts that are due need, and sends what the charged units cover
+//! ([`super::account`]). A denied charge is tried once more for what remains. Charges go through the engine like any check, with a
+//! bucket's entries as attributes, so every pass sees changed rules, quotas, tiers and emergency measures.
 //!
 //! Accounts of a lost stream stay until their assignments expire, because the client may go on using them.
 
 use super::account::{Account, BLANKET_TTL, Due};
-use super::allocation::{Claim, allocate};
+use super::allocation::{Capacity, Claim, allocate};
 use super::assignment::Assignment;
 use super::counter::Counter;
 use super::curve::Curves;
@@ -17,16 +17,21 @@ use super::places::Place;
 use super::pool::Pool;
 use super::sent::{PASS, SHORT_PASS};
 use super::turns::{Waiting, choose};
-use smallvec::SmallVec;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use accounts::{Accounts, Entry};
+use slab::Slab;
+use std::collections::HashMap;
 use std::sync::Arc;
 use tollgate_core::{CounterStore, TimeDelta, Timestamp};
 use tollgate_engine::Limiter;
+
+pub(super) use accounts::AccountId;
 
 /// Accounts that a pass serves: so many charges take a fraction of a second, also in Redis.
 const MAX_SERVED: usize = 8_192;
 /// Charges in flight at the same time.
 const CONCURRENCY: usize = 64;
+/// Time after which the units that are out are counted again.
+const COUNTED: TimeDelta = TimeDelta::from_secs(1);
 /// Time after which a blanket rule is decided again without a report.
 const BLANKET_RETRY: TimeDelta = TimeDelta::from_secs(BLANKET_TTL / 2);
 
@@ -57,20 +62,6 @@ pub(super) enum Action {
     Abandon,
 }
 
-struct Entry {
-    account: Account,
-    /// Free again when the account is gone.
-    _place: Arc<Place>,
-    counters: SmallVec<[u64; 2]>,
-    is_lost: bool,
-    /// Its limits have become known in this pass, and it has no share yet.
-    is_new: bool,
-    /// Number of the pass that served it last.
-    served: u64,
-}
-
-type Key = (StreamId, Arc<Bucket>);
-
 /// Figures of the table after a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TableStats {
@@ -85,20 +76,26 @@ pub(super) struct TableStats {
 /// All accounts.
 pub(super) struct Table<S> {
     limiter: Arc<Limiter<S>>,
-    entries: BTreeMap<Key, Entry>,
+    accounts: Accounts,
     counters: HashMap<u64, Counter>,
     /// Units that were charged, by counter.
     pools: HashMap<u64, Pool>,
+    /// Those of limits whose curves do not depend on the time of the pass.
+    curves: Curves,
+    /// What accounts claim, by their numbers.
+    claims: Vec<Claim>,
+    /// The counters that claims name by number.
+    claimed: Slab<u64>,
     stats: TableStats,
     warned: bool,
-    /// Counters of accounts that need a charge in every pass.
-    short: HashSet<u64>,
     /// Counters whose accounts have changed in this pass.
     changed: Vec<u64>,
     passes: u64,
     /// Where the turn of streams ended in the last pass that could not serve all.
     last_stream: Option<StreamId>,
     has_more: bool,
+    /// When the units that are out were counted.
+    counted: Timestamp,
     /// Units to be returned to their windows in the next pass. Not in this one: what it sends must not wait for it.
     unspent: Vec<(Arc<Bucket>, Unspent)>,
     /// A planted bug: units that were reported as spent can be spent again.
@@ -113,16 +110,19 @@ impl<S: CounterStore> Table<S> {
     pub(super) fn new(limiter: Arc<Limiter<S>>) -> Self {
         Self {
             limiter,
-            entries: BTreeMap::new(),
+            accounts: Accounts::default(),
             counters: HashMap::new(),
             pools: HashMap::new(),
+            curves: Curves::default(),
+            claims: Vec::new(),
+            claimed: Slab::new(),
             stats: TableStats::default(),
             warned: false,
-            short: HashSet::new(),
             changed: Vec::new(),
             passes: 0,
             last_stream: None,
             has_more: false,
+            counted: Timestamp::from_micros(0),
             unspent: Vec::new(),
             #[cfg(test)]
             spends_twice: false,
@@ -133,7 +133,7 @@ impl<S: CounterStore> Table<S> {
 
     /// Returns whether there is nothing to do until the next report.
     pub(super) fn is_idle(&self) -> bool {
-        self.entries.is_empty() && self.unspent.is_empty()
+        self.accounts.is_empty() && self.unspent.is_empty()
     }
 
     /// Returns whether accounts wait for the next pass.
@@ -148,44 +148,37 @@ impl<S: CounterStore> Table<S> {
     /// Records the report of a stream; its first report of a bucket is a subscription.
     pub(super) fn report(&mut self, stream: StreamId, report: Report, now: Timestamp) {
         let Report { place, allowed, denied } = report;
-        match self.entries.entry((stream, Arc::clone(&place.bucket))) {
-            std::collections::btree_map::Entry::Occupied(entry) => {
-                let entry = entry.into_mut();
-                let own = entry.account.assigned_part(allowed, now);
-                #[cfg(test)]
-                let own = if self.spends_twice { 0 } else { own };
-                entry.settle(&mut self.pools, own, now);
-                entry.account.report((allowed, own), denied, now);
-            }
-            std::collections::btree_map::Entry::Vacant(entry) => {
-                let (account, counters) = (Account::new(allowed, now), SmallVec::new());
-                entry.insert(Entry {
-                    account,
-                    _place: place,
-                    counters,
-                    is_lost: false,
-                    is_new: false,
-                    served: 0,
-                });
-            }
-        }
+        let Some(id) = self.accounts.find(stream, &place.bucket) else {
+            self.accounts.insert(stream, place, Account::new(allowed, now));
+            return;
+        };
+        let Some(entry) = self.accounts.get_mut(id) else { return };
+        let own = entry.account.assigned_part(allowed, now);
+        #[cfg(test)]
+        let own = if self.spends_twice { 0 } else { own };
+        entry.settle(&mut self.pools, own, now);
+        self.curves.commit(&entry.counters, entry.account.exposed(now).as_ref(), None);
+        entry.account.report((allowed, own), denied, now);
+        self.curves.commit(&entry.counters, None, entry.account.exposed(now).as_ref());
+        self.claim(id);
+        self.accounts.look_next(id);
     }
 
     /// Marks the accounts of a stream that has ended.
     pub(super) fn lose(&mut self, stream: StreamId) {
-        for (_, entry) in self.of_stream(stream) {
-            entry.is_lost = true;
+        for id in self.accounts.of_stream(stream) {
+            if let Some(entry) = self.accounts.get_mut(id) {
+                entry.is_lost = true;
+            }
+            self.claim(id);
+            self.accounts.look_next(id);
         }
-    }
-
-    fn of_stream(&mut self, stream: StreamId) -> impl Iterator<Item = (&Key, &mut Entry)> {
-        let first = Bucket { domain: Arc::from(""), entries: Box::default() };
-        self.entries.range_mut((stream, Arc::new(first))..).take_while(move |((own, _), _)| *own == stream)
     }
 
     /// Returns the longest time until the next pass.
     pub(super) fn interval(&self) -> TimeDelta {
-        if self.short.is_empty() { PASS } else { SHORT_PASS }
+        let is_short = self.counters.values().any(|counter| counter.short_accounts > 0);
+        if is_short { SHORT_PASS } else { PASS }
     }
 
     /// Runs one pass, and returns the actions to send.
@@ -193,51 +186,50 @@ impl<S: CounterStore> Table<S> {
         self.give_back().await;
         let now = self.limiter.clock().now();
         self.passes += 1;
-        self.forget(now);
-        let mut actions = self.abandon(now);
-        self.allocate(now);
-        let mut curves = Curves::default();
-        // Units of a window end with it, and those of short limits last until this pass.
-        let is_checked = |table: &Self, counter| {
-            table.short.contains(&counter) || table.pools.get(&counter).is_some_and(Pool::has_window)
-        };
-        self.draw(&mut curves, is_checked, now);
-        let keys = self.in_turn(&curves, now);
-        let due: HashSet<u64> = self.counters_of(&keys);
-        self.draw(&mut curves, |_, counter| due.contains(&counter), now);
+        let mut looked = self.accounts.take(now);
+        let mut actions = self.remove_ended(&looked, now);
+        self.begin_counters(now);
+        let shares = self.allocate(now);
+        let mut curves = self.draw_checked(now);
+        self.add_uncovered(&mut looked, &curves);
+        let ids = self.in_turn(&looked, &shares, &curves, now);
+        curves.0.extend(self.curves.0.drain());
+        let due = self.counters_of(&ids);
+        self.draw(&mut curves, &due, now);
+        self.ready(&mut curves, &ids, now);
         // What lost streams may still admit comes first: they cannot be told to admit less.
-        let is_lost = |key: &Key| self.entries.get(key).is_some_and(|entry| entry.is_lost);
-        let (lost, mut due): (Vec<_>, Vec<_>) = keys.into_iter().partition(is_lost);
+        let is_lost = |id: &AccountId| self.accounts.get(*id).is_some_and(|entry| entry.is_lost);
+        let (lost, mut due): (Vec<_>, Vec<_>) = ids.into_iter().partition(is_lost);
         // If there is not enough, it is another one's turn to get less.
         let turn = usize::try_from(self.passes).unwrap_or(0) % due.len().max(1);
         due.rotate_left(turn);
         let (of_lost, wants) = (self.wants(&lost, &mut curves, now), self.wants(&due, &mut curves, now));
-        for (key, want, charge, taken) in self.charge(of_lost).await {
-            if self.apply(&key, &want, &charge, taken).is_some()
-                && let Some(entry) = self.entries.get_mut(&key)
+        for (id, want, charge, taken) in self.charge(of_lost).await {
+            if self.apply(id, &want, &charge, taken).is_some()
+                && let Some(entry) = self.accounts.get_mut(id)
             {
                 entry.account.forgive();
             }
         }
         let mut blanket = HashMap::new();
-        for (key, want, charge, taken) in self.charge(wants).await {
-            if let Some(rule) = self.apply(&key, &want, &charge, taken) {
-                blanket.insert(key, rule);
+        for (id, want, charge, taken) in self.charge(wants).await {
+            if let Some(rule) = self.apply(id, &want, &charge, taken) {
+                blanket.insert(id, rule);
             }
         }
         // By the same clock as before, because the curves are.
         let drawn = now;
-        let counters = self.counters_of(lost.iter().chain(&due));
-        self.draw_again(&mut curves, &counters, drawn);
-        let asked = lost.iter().chain(&due).filter(|key| !blanket.contains_key(*key));
-        let again = self.lacking(asked, &mut curves, drawn);
+        let asked: Vec<AccountId> = lost.iter().chain(&due).copied().collect();
+        self.draw_again(&mut curves, &asked, drawn);
+        let unlimited = |id: &AccountId| blanket.contains_key(id);
+        let again = self.lacking(asked.iter().copied().filter(|id| !unlimited(id)), &mut curves, drawn);
         self.charge_again(again).await;
         let now = self.limiter.clock().now();
-        self.refill(&mut curves, now);
-        for key in due {
-            let Some(entry) = self.entries.get_mut(&key).filter(|entry| !entry.is_lost) else { continue };
+        self.ready(&mut curves, &due, now);
+        for id in due {
+            let Some(entry) = self.accounts.get_mut(id).filter(|entry| !entry.is_lost) else { continue };
             curves.commit(&entry.counters, entry.account.exposed(drawn).as_ref(), None);
-            let assigned = match blanket.get(&key) {
+            let assigned = match blanket.get(&id) {
                 Some(rule) => Some(entry.account.assign_blanket(*rule, now + BLANKET_RETRY, now)),
                 None => {
                     let pools = entry.counters.iter().filter_map(|counter| self.pools.get(counter));
@@ -247,109 +239,167 @@ impl<S: CounterStore> Table<S> {
             };
             curves.commit(&entry.counters, None, entry.account.exposed(now).as_ref());
             if let Some((assignment, ttl)) = assigned {
-                actions.push((key.0, Arc::clone(&key.1), Action::Assign(assignment, ttl)));
+                actions.push((entry.stream, Arc::clone(&entry.bucket), Action::Assign(assignment, ttl)));
             }
         }
-        self.find_unspent(&curves, now);
-        self.stats.assigned += actions.len() as u64;
-        let short = self.entries.values().filter(|entry| entry.account.is_short());
-        self.short = short.flat_map(|entry| entry.counters.iter().copied()).collect();
-        self.stats.buckets = self.entries.len() as u64;
-        self.stats.outstanding = self.entries.values().map(|entry| entry.account.outstanding(now)).sum();
+        self.find_unspent(&curves, &asked, now);
+        self.keep(curves);
+        self.accounts.look_later(&looked);
+        self.count(actions.len(), now);
         actions
     }
 
-    /// Removes lost accounts whose assignments have expired and whose reports have been charged, and counters that no account uses.
-    fn forget(&mut self, now: Timestamp) {
-        let pools = &mut self.pools;
-        self.entries.retain(|_, entry| {
-            let stays = !entry.is_lost || !entry.account.is_spent(now) || entry.account.has_debt();
-            if !stays {
-                entry.leave(pools, now);
+    fn count(&mut self, assigned: usize, now: Timestamp) {
+        self.stats.assigned += assigned as u64;
+        self.stats.buckets = self.accounts.len() as u64;
+        // Of all accounts, so not in every pass.
+        if now.since(self.counted) >= COUNTED || self.accounts.is_empty() {
+            self.stats.outstanding = self.accounts.values().map(|entry| entry.account.outstanding(now)).sum();
+            self.counted = now;
+        }
+    }
+
+    /// Removes lost accounts whose assignments have expired and whose reports have been charged, and idle ones, which their
+    /// clients are told to forget.
+    fn remove_ended(&mut self, looked: &[AccountId], now: Timestamp) -> Vec<(StreamId, Arc<Bucket>, Action)> {
+        let mut actions = Vec::new();
+        for id in looked {
+            let Some(Entry { account, is_lost, .. }) = self.accounts.get(*id) else { continue };
+            let has_ended = match is_lost {
+                true => account.is_spent(now) && !account.has_debt(),
+                false => account.is_abandoned(now),
+            };
+            if !has_ended {
+                continue;
             }
-            stays
-        });
-        for counter in self.counters.values_mut() {
+            self.part(*id);
+            let Some(entry) = self.accounts.remove(*id) else { continue };
+            entry.leave(&mut self.pools, now);
+            self.curves.commit(&entry.counters, entry.account.exposed(now).as_ref(), None);
+            if !entry.is_lost {
+                actions.push((entry.stream, entry.bucket, Action::Abandon));
+            }
+        }
+        actions
+    }
+
+    /// Removes counters that no account uses, and begins a pass for the others.
+    fn begin_counters(&mut self, now: Timestamp) {
+        let claimed = &mut self.claimed;
+        self.counters.retain(|_, counter| {
             counter.begin_pass(now);
-        }
-        for entry in self.entries.values() {
-            for counter in &entry.counters {
-                if let Some(counter) = self.counters.get_mut(counter) {
-                    counter.accounts += 1;
-                }
+            let is_used = !counter.accounts.is_empty();
+            if !is_used {
+                claimed.try_remove(counter.index as usize);
             }
-        }
-        self.counters.retain(|_, counter| counter.accounts > 0);
+            is_used
+        });
         let counters = &self.counters;
-        for (_, mut pool) in self.pools.extract_if(|counter, _| !counters.contains_key(counter)) {
+        for (counter, mut pool) in self.pools.extract_if(|counter, _| !counters.contains_key(counter)) {
+            self.curves.0.remove(&counter);
             let bucket = pool.bucket();
             self.unspent
                 .extend(pool.give_back(u64::MAX, now).into_iter().map(|units| (bucket.clone(), units)));
         }
     }
 
-    fn abandon(&mut self, now: Timestamp) -> Vec<(StreamId, Arc<Bucket>, Action)> {
-        let idle = |(_, entry): &(&Key, &Entry)| !entry.is_lost && entry.account.is_abandoned(now);
-        let idle: Vec<Key> = self.entries.iter().filter(idle).map(|(key, _)| key.clone()).collect();
-        for key in &idle {
-            let Some(entry) = self.entries.remove(key) else { continue };
-            entry.leave(&mut self.pools, now);
+    /// Makes an account one of those that use its limits.
+    fn join(&mut self, id: AccountId) {
+        let Some(entry) = self.accounts.get(id) else { return };
+        for counter in &entry.counters {
+            if let Some(counter) = self.counters.get_mut(counter)
+                && counter.accounts.insert(id)
+            {
+                counter.short_accounts += usize::from(entry.account.is_short());
+            }
         }
-        idle.into_iter().map(|(stream, bucket)| (stream, bucket, Action::Abandon)).collect()
+        self.claim(id);
     }
 
-    /// Divides the limits by demand.
-    fn allocate(&mut self, now: Timestamp) {
-        let mut index = HashMap::new();
-        let mut capacity = Vec::with_capacity(self.counters.len());
-        let mut spent: HashMap<u64, u64> = HashMap::new();
-        for entry in self.entries.values() {
-            for counter in &entry.counters {
-                let window = self.pools.get(counter).and_then(|pool| pool.window_at(now));
-                let gain = window.map_or(0, |(start, _)| entry.account.gain_since(start, now));
-                *spent.entry(*counter).or_default() += gain;
+    /// Takes an account from those that use its limits, before its limits or terms change.
+    fn part(&mut self, id: AccountId) {
+        let Some(entry) = self.accounts.get(id) else { return };
+        for counter in &entry.counters {
+            if let Some(counter) = self.counters.get_mut(counter)
+                && counter.accounts.remove(&id)
+            {
+                counter.short_accounts -= usize::from(entry.account.is_short());
             }
         }
+        if let Some(claim) = self.claims.get_mut(id as usize) {
+            *claim = Claim::default();
+        }
+    }
+
+    /// Records what an account claims.
+    fn claim(&mut self, id: AccountId) {
+        let Some(entry) = self.accounts.get(id) else { return };
+        let index = |counter| self.counters.get(counter).map(|counter| counter.index);
+        let claim = match entry.is_lost {
+            true => Claim::default(),
+            false => Claim {
+                want: entry.account.want(),
+                limits: entry.counters.iter().filter_map(index).collect(),
+            },
+        };
+        let at = id as usize;
+        if self.claims.len() <= at {
+            self.claims.resize_with(at + 1, Claim::default);
+        }
+        self.claims[at] = claim;
+    }
+
+    /// Divides the limits by demand, and returns the share of each account.
+    fn allocate(&mut self, now: Timestamp) -> Vec<f64> {
+        let none = Capacity { most: 0.0, sustained: 0.0, unclaimed: 0.0 };
+        let mut capacity = vec![none; self.claimed.iter().map(|(index, _)| index + 1).max().unwrap_or(0)];
         for (key, counter) in &self.counters {
-            index.insert(*key, u32::try_from(capacity.len()).unwrap_or(u32::MAX));
-            let spent = spent.get(key).copied().unwrap_or(0);
-            let held = self.pools.get(key).map_or(0, |pool| pool.held(spent, now));
-            capacity.push(counter.assignable(held, now));
-        }
-        // What lost streams may still admit is charged already, or if their limits are short, in every pass.
-        for entry in self.entries.values().filter(|entry| entry.is_lost && entry.account.is_short()) {
-            for counter in entry.counters.iter().filter_map(|counter| index.get(counter)) {
-                let capacity = &mut capacity[*counter as usize];
-                capacity.most = (capacity.most - entry.account.rate(now)).max(0.0);
+            let entries = || counter.accounts.iter().filter_map(|id| self.accounts.get(*id));
+            let pool = self.pools.get(key);
+            let window = pool.and_then(|pool| pool.window_at(now));
+            let spent = window.map_or(0, |(start, _)| {
+                entries().map(|entry| entry.account.gain_since(start, now)).fold(0, u64::saturating_add)
+            });
+            let held = pool.map_or(0, |pool| pool.held(spent, now));
+            let mut own = counter.assignable(held, now);
+            // What lost streams may still admit is charged already, or if their limits are short, in every pass.
+            if counter.short_accounts > 0 {
+                let lost = entries().filter(|entry| entry.is_lost && entry.account.is_short());
+                own.most = (own.most - lost.map(|entry| entry.account.rate(now)).sum::<f64>()).max(0.0);
             }
+            capacity[counter.index as usize] = own;
         }
-        let live = || self.entries.values().filter(|entry| !entry.is_lost && !entry.counters.is_empty());
-        let claims: Vec<Claim> = live()
-            .map(|entry| {
-                let limits: SmallVec<[u32; 2]> =
-                    entry.counters.iter().filter_map(|counter| index.get(counter).copied()).collect();
-                // Until its first report a stream wants no more than the rate, whatever is left of the burst or window.
-                let first = || limits.iter().map(|limit| capacity[*limit as usize].sustained);
-                let want = entry.account.want();
-                Claim {
-                    is_active: want.is_some_and(|want| want > 0.0),
-                    want: want.unwrap_or_else(|| first().fold(f64::INFINITY, f64::min)),
-                    limits,
-                }
-            })
-            .collect();
-        let rates = allocate(&claims, &capacity);
-        let live = self.entries.values_mut().filter(|entry| !entry.is_lost && !entry.counters.is_empty());
-        for (entry, rate) in live.zip(rates) {
-            entry.account.share = if rate.is_finite() { rate } else { 0.0 };
+        allocate(&self.claims, &capacity)
+    }
+
+    /// Adds all accounts of limits whose units do not suffice.
+    fn add_uncovered(&self, looked: &mut Vec<AccountId>, curves: &Curves) {
+        let uncovered = curves.0.iter().filter(|(_, curve)| !curve.is_covered());
+        let counters = uncovered.filter_map(|(counter, _)| self.counters.get(counter));
+        let before = looked.len();
+        looked.extend(counters.flat_map(|counter| &counter.accounts));
+        if looked.len() > before {
+            looked.sort_unstable();
+            looked.dedup();
         }
     }
 
     /// Returns those of the accounts that are due whose turn it is.
-    fn in_turn(&mut self, curves: &Curves, now: Timestamp) -> Vec<Key> {
-        let (mut keys, mut waiting) = (Vec::new(), Vec::new());
-        for (key, entry) in &mut self.entries {
+    fn in_turn(
+        &mut self,
+        looked: &[AccountId],
+        shares: &[f64],
+        curves: &Curves,
+        now: Timestamp,
+    ) -> Vec<AccountId> {
+        let mut waiting = Vec::new();
+        for id in looked {
+            let Some(entry) = self.accounts.get_mut(*id) else { continue };
             let is_covered = curves.are_covered(&entry.counters);
+            if !entry.is_lost && !entry.counters.is_empty() {
+                let share = shares.get(*id as usize).copied();
+                entry.account.share = share.filter(|share| share.is_finite()).unwrap_or(0.0);
+            }
             let due = match entry.is_lost {
                 true if !is_covered => Due::Now,
                 true if entry.account.has_debt() => Due::InTurn,
@@ -357,16 +407,19 @@ impl<S: CounterStore> Table<S> {
                 false => entry.account.due(is_covered, now),
             };
             if due != Due::No {
-                keys.push(key.clone());
-                waiting.push(Waiting { stream: key.0, is_urgent: due == Due::Now, served: entry.served });
+                let (stream, served) = (entry.stream, entry.served);
+                waiting.push((*id, Waiting { stream, is_urgent: due == Due::Now, served }));
             }
         }
+        waiting.sort_unstable_by_key(|(id, waiting)| (waiting.stream, *id));
+        let (ids, waiting): (Vec<AccountId>, Vec<Waiting>) = waiting.into_iter().unzip();
         let chosen = choose(&waiting, MAX_SERVED, &mut self.last_stream);
         self.has_more = chosen.len() < waiting.len();
-        chosen.into_iter().map(|at| keys[at].clone()).collect()
+        chosen.into_iter().map(|at| ids[at]).collect()
     }
 }
 
+mod accounts;
 mod charging;
 #[cfg(test)]
 mod tests;

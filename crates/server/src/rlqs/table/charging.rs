@@ -1,6 +1,6 @@
 //! The part of a pass that charges: what the limits of the accounts that are due lack, and what becomes of it.
 
-use super::{Bucket, CONCURRENCY, Entry, Key, MAX_SERVED, Table};
+use super::{AccountId, Bucket, CONCURRENCY, Entry, MAX_SERVED, Table};
 use crate::rlqs::allocation::Capacity;
 use crate::rlqs::assignment::Assignment;
 use crate::rlqs::counter::Counter;
@@ -47,77 +47,106 @@ impl Entry {
 }
 
 impl<S: CounterStore> Table<S> {
+    /// Returns the curves of limits that every pass checks: units of a window end with it, and those of short limits last until
+    /// this pass.
+    pub(super) fn draw_checked(&mut self, now: Timestamp) -> Curves {
+        let is_checked = |(key, counter): &(&u64, &Counter)| {
+            counter.short_accounts > 0 || self.pools.get(key).is_some_and(Pool::has_window)
+        };
+        let checked: HashSet<u64> = self.counters.iter().filter(is_checked).map(|(key, _)| *key).collect();
+        let mut curves = Curves::default();
+        self.draw(&mut curves, &checked, now);
+        curves
+    }
+
     /// Adds the curves of these counters, unless they are there.
-    pub(super) fn draw(
-        &mut self,
-        curves: &mut Curves,
-        is_wanted: impl Fn(&Self, u64) -> bool,
-        now: Timestamp,
-    ) {
-        let mut users: HashMap<u64, (Vec<Exposed<'_>>, TimeDelta)> = HashMap::new();
-        for counter in self.counters.keys() {
-            if !curves.0.contains_key(counter) && is_wanted(self, *counter) {
-                users.insert(*counter, (Vec::new(), TimeDelta::ZERO));
-            }
-        }
-        if users.is_empty() {
-            return;
-        }
-        for entry in self.entries.values() {
-            for counter in &entry.counters {
-                if let Some((all, cover)) = users.get_mut(counter) {
-                    all.extend(entry.account.exposed(now));
-                    *cover = (*cover).max(entry.account.cover());
-                }
-            }
-        }
-        for (counter, (all, cover)) in users {
-            if let Some(pool) = self.pools.get_mut(&counter) {
-                curves.0.insert(counter, Curve::new(pool, &all, cover, now));
-            }
+    pub(super) fn draw(&mut self, curves: &mut Curves, wanted: &HashSet<u64>, now: Timestamp) {
+        for key in wanted.iter().filter(|key| !curves.0.contains_key(key)).collect::<Vec<_>>() {
+            let (Some(counter), Some(pool)) = (self.counters.get(key), self.pools.get_mut(key)) else {
+                continue;
+            };
+            let accounts = counter.accounts.iter().filter_map(|id| self.accounts.get(*id));
+            let all: Vec<Exposed<'_>> = accounts.filter_map(|entry| entry.account.exposed(now)).collect();
+            curves.0.insert(*key, Curve::new(pool, &all, now));
         }
     }
 
-    /// Makes curves true after charges: reads the units again, and draws those anew whose windows or accounts have changed, or
-    /// whose accounts may be assigned what lasts longer.
-    pub(super) fn draw_again(&mut self, curves: &mut Curves, due: &HashSet<u64>, drawn: Timestamp) {
-        for counter in self.changed.drain(..) {
-            curves.0.remove(&counter);
+    /// Makes the curves of these accounts' limits ready for what they may be assigned: reads the units again.
+    pub(super) fn ready(&mut self, curves: &mut Curves, ids: &[AccountId], now: Timestamp) {
+        for counter in self.counters_of(ids) {
+            if let (Some(curve), Some(pool)) = (curves.0.get_mut(&counter), self.pools.get_mut(&counter)) {
+                curve.advance(pool, now);
+            }
         }
-        let pools = &self.pools;
-        curves.0.retain(|counter, curve| pools.get(counter).is_some_and(|pool| curve.is_of(pool, drawn)));
-        for entry in self.entries.values() {
-            let end = drawn + entry.account.cover();
+        for entry in ids.iter().filter_map(|id| self.accounts.get(*id)) {
+            let end = now + entry.account.cover();
             for counter in &entry.counters {
-                if curves.0.get(counter).is_some_and(|curve| !curve.reaches(end)) {
-                    curves.0.remove(counter);
+                if let (Some(curve), Some(pool)) = (curves.0.get_mut(counter), self.pools.get(counter)) {
+                    curve.reach(pool, end);
                 }
             }
         }
-        curves.0.retain(|counter, _| due.contains(counter));
-        self.refill(curves, drawn);
-        self.draw(curves, |_, counter| due.contains(&counter), drawn);
-    }
-
-    /// Reads the units of all pools again.
-    pub(super) fn refill(&self, curves: &mut Curves, now: Timestamp) {
-        for (counter, curve) in &mut curves.0 {
-            if let Some(pool) = self.pools.get(counter) {
+        for counter in self.counters_of(ids) {
+            if let (Some(curve), Some(pool)) = (curves.0.get_mut(&counter), self.pools.get(&counter)) {
                 curve.refill(pool, now);
             }
         }
     }
 
-    pub(super) fn counters_of<'k>(&self, keys: impl IntoIterator<Item = &'k Key>) -> HashSet<u64> {
-        let entries = keys.into_iter().filter_map(|key| self.entries.get(key));
+    /// Makes curves true after charges: draws those anew whose windows or accounts have changed.
+    pub(super) fn draw_again(&mut self, curves: &mut Curves, ids: &[AccountId], drawn: Timestamp) {
+        self.drop_changed(curves);
+        let due = self.counters_of(ids);
+        for counter in &due {
+            let is_of = |curve: &Curve| self.pools.get(counter).is_some_and(|pool| curve.is_of(pool, drawn));
+            if curves.0.get(counter).is_some_and(|curve| !is_of(curve)) {
+                curves.0.remove(counter);
+            }
+        }
+        self.draw(curves, &due, drawn);
+        self.ready(curves, ids, drawn);
+    }
+
+    fn drop_changed(&mut self, curves: &mut Curves) {
+        for counter in self.changed.drain(..) {
+            curves.0.remove(&counter);
+        }
+    }
+
+    /// Keeps the curves that the next passes can use.
+    pub(super) fn keep(&mut self, mut curves: Curves) {
+        self.drop_changed(&mut curves);
+        let is_short = |counter: &u64| self.counters.get(counter).is_none_or(|own| own.short_accounts > 0);
+        curves.0.retain(|counter, curve| !curve.is_window() && !is_short(counter));
+        self.curves = curves;
+    }
+
+    /// Checks what is kept from pass to pass: curves are those of their accounts, and no account is due unseen.
+    #[cfg(test)]
+    pub(super) fn check_kept(&self, now: Timestamp) {
+        self.accounts.check_looks(now);
+        for (key, curve) in &self.curves.0 {
+            let accounts = self.counters[key].accounts.iter().filter_map(|id| self.accounts.get(*id));
+            let all: Vec<Exposed<'_>> = accounts.filter_map(|entry| entry.account.exposed(now)).collect();
+            curve.check(&self.pools[key], &all);
+        }
+    }
+
+    pub(super) fn counters_of(&self, ids: &[AccountId]) -> HashSet<u64> {
+        let entries = ids.iter().filter_map(|id| self.accounts.get(*id));
         entries.flat_map(|entry| entry.counters.iter().copied()).collect()
     }
 
     /// Returns the units to charge for each account.
-    pub(super) fn wants(&mut self, keys: &[Key], curves: &mut Curves, now: Timestamp) -> Vec<(Key, Want)> {
+    pub(super) fn wants(
+        &mut self,
+        ids: &[AccountId],
+        curves: &mut Curves,
+        now: Timestamp,
+    ) -> Vec<(AccountId, Want)> {
         let mut all = Vec::new();
-        for key in keys {
-            let Some(entry) = self.entries.get_mut(key) else { continue };
+        for id in ids {
+            let Some(entry) = self.accounts.get_mut(*id) else { continue };
             entry.served = self.passes;
             entry.account.begin();
             let known = &self.counters;
@@ -125,7 +154,7 @@ impl<S: CounterStore> Table<S> {
             let mut want = entry.plan(curves, idle, now);
             curves.charge(&want.each);
             want.add(entry.account.debt());
-            all.push((key.clone(), want));
+            all.push((*id, want));
         }
         all
     }
@@ -135,22 +164,22 @@ impl<S: CounterStore> Table<S> {
     ///
     /// An assignment needs units of all its limits. What was admitted without one has happened, and is charged to each limit as
     /// far as that has units.
-    pub(super) fn lacking<'k>(
+    pub(super) fn lacking(
         &mut self,
-        due: impl Iterator<Item = &'k Key>,
+        due: impl Iterator<Item = AccountId>,
         curves: &mut Curves,
         now: Timestamp,
-    ) -> Vec<(Key, Want)> {
+    ) -> Vec<(AccountId, Want)> {
         let mut all = Vec::new();
-        for key in due {
+        for id in due {
             let is_asked = |entry: &&mut Entry| !entry.is_lost || entry.account.has_debt();
-            let Some(entry) = self.entries.get_mut(key).filter(is_asked) else { continue };
+            let Some(entry) = self.accounts.get_mut(id).filter(is_asked) else { continue };
             let known = &self.counters;
             let counters = || entry.counters.iter().filter_map(|counter| known.get(counter));
             if entry.is_new {
                 let shares = counters().map(|counter| {
                     let Capacity { most, sustained, .. } = counter.assignable(0, now);
-                    sustained.min(most / f64::from(counter.accounts.max(1)))
+                    sustained.min(most / counter.accounts.len().max(1) as f64)
                 });
                 (entry.account.share, entry.is_new) = (shares.fold(f64::INFINITY, f64::min), false);
             }
@@ -182,18 +211,18 @@ impl<S: CounterStore> Table<S> {
             }
             want.other = 0;
             if want.each.iter().any(|(_, units)| *units > 0) {
-                all.push((key.clone(), want));
+                all.push((id, want));
             }
         }
         all
     }
 
     /// Charges what accounts lack, and records what becomes of that which was admitted without an assignment.
-    pub(super) async fn charge_again(&mut self, all: Vec<(Key, Want)>) {
-        for (key, want, charge, taken) in self.charge(all).await {
-            let is_blanket = self.apply(&key, &want, &charge, taken).is_some();
+    pub(super) async fn charge_again(&mut self, all: Vec<(AccountId, Want)>) {
+        for (id, want, charge, taken) in self.charge(all).await {
+            let is_blanket = self.apply(id, &want, &charge, taken).is_some();
             let is_per_request = charge.counters.iter().any(|one| one.cost != want.of(one.counter));
-            let Some(entry) = self.entries.get_mut(&key).filter(|entry| entry.account.has_debt()) else {
+            let Some(entry) = self.accounts.get_mut(id).filter(|entry| entry.account.has_debt()) else {
                 continue;
             };
             match charge.decision.is_allowed() {
@@ -204,25 +233,30 @@ impl<S: CounterStore> Table<S> {
         }
     }
 
-    pub(super) async fn charge(&self, all: Vec<(Key, Want)>) -> Vec<(Key, Want, ChargeAhead, Timestamp)> {
+    pub(super) async fn charge(
+        &self,
+        all: Vec<(AccountId, Want)>,
+    ) -> Vec<(AccountId, Want, ChargeAhead, Timestamp)> {
         let limiter = &*self.limiter;
-        let charge = |(key, want): (Key, Want)| async move {
+        let of = |(id, want)| self.accounts.get(id).map(|entry| (id, want, Arc::clone(&entry.bucket)));
+        let all: Vec<(AccountId, Want, Arc<Bucket>)> = all.into_iter().filter_map(of).collect();
+        let charge = |(id, want, bucket): (AccountId, Want, Arc<Bucket>)| async move {
             let taken = limiter.clock().now();
             let attributes: SmallVec<[(&str, &str); 8]> =
-                key.1.entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-            let check = Check::attributes(&key.1.domain, &attributes).with_cost(Cost::new(want.most()));
+                bucket.entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+            let check = Check::attributes(&bucket.domain, &attributes).with_cost(Cost::new(want.most()));
             let charge = limiter.charge_ahead(&check.with_protocol("rlqs"), &want.each).await;
             drop(attributes);
-            (key, want, charge, taken)
+            (id, want, charge, taken)
         };
         futures_util::stream::iter(all).map(charge).buffer_unordered(CONCURRENCY).collect().await
     }
 
-    /// Finds the units of windows that streams have not spent and cannot spend.
-    pub(super) fn find_unspent(&mut self, curves: &Curves, now: Timestamp) {
-        for (counter, curve) in &curves.0 {
-            let Some(((spent, outstanding), pool)) = curve.of_window().zip(self.pools.get_mut(counter))
-            else {
+    /// Finds the units of windows that streams have not spent and cannot spend, of these accounts' limits.
+    pub(super) fn find_unspent(&mut self, curves: &Curves, ids: &[AccountId], now: Timestamp) {
+        for counter in self.counters_of(ids) {
+            let window = curves.0.get(&counter).and_then(Curve::of_window);
+            let Some(((spent, outstanding), pool)) = window.zip(self.pools.get_mut(&counter)) else {
                 continue;
             };
             #[cfg(test)]
@@ -256,7 +290,7 @@ impl<S: CounterStore> Table<S> {
     /// Records a decision. Returns the blanket rule that it means, if it does.
     pub(super) fn apply(
         &mut self,
-        key: &Key,
+        id: AccountId,
         want: &Want,
         charge: &ChargeAhead,
         taken: Timestamp,
@@ -265,10 +299,10 @@ impl<S: CounterStore> Table<S> {
         for counter in &charge.counters {
             self.record(counter, !is_allowed && counter.remaining < want.of(counter.counter), taken);
         }
-        let entry = self.entries.get_mut(key)?;
+        let entry = self.accounts.get_mut(id)?;
         let has_permits = charge.counters.iter().any(|counter| counter.kind == AheadKind::Permits);
         if has_permits && !std::mem::replace(&mut self.warned, true) {
-            tracing::warn!(domain = %key.1.domain, "a quota bucket matches a concurrency limit and is denied; use the rate limit service for it");
+            tracing::warn!(domain = %entry.bucket.domain, "a quota bucket matches a concurrency limit and is denied; use the rate limit service for it");
         }
         let is_charged = charge
             .counters
@@ -286,34 +320,34 @@ impl<S: CounterStore> Table<S> {
             false if charge.counters.is_empty() || by_policy => Some(Assignment::DenyAll),
             _ => None,
         };
-        let counters: SmallVec<[u64; 2]> = match rule {
-            Some(_) => SmallVec::new(),
-            None => charge.counters.iter().map(|counter| counter.counter).collect(),
-        };
-        if counters != entry.counters {
-            entry.leave(&mut self.pools, taken);
+        // A limit that a bucket matches twice is one.
+        let mut counters: SmallVec<[u64; 2]> = SmallVec::new();
+        let terms = rule.is_none().then(|| Terms::new(&charge.counters));
+        for counter in charge.counters.iter().filter(|_| rule.is_none()) {
+            if !counters.contains(&counter.counter) {
+                counters.push(counter.counter);
+            }
+        }
+        entry.is_new |= rule.is_none() && entry.account.terms.is_none();
+        if counters != entry.counters || terms != entry.account.terms {
+            if counters != entry.counters {
+                entry.leave(&mut self.pools, taken);
+            }
             self.changed.extend(entry.counters.iter().chain(&counters));
-            entry.counters = counters;
+            self.part(id);
+            let entry = self.accounts.get_mut(id)?;
+            (entry.counters, entry.account.terms) = (counters, terms);
+            self.join(id);
         }
         if rule.is_some() {
-            entry.account.terms = None;
             return rule;
         }
-        entry.is_new |= entry.account.terms.is_none();
-        let terms = Some(Terms::new(&charge.counters));
-        if std::mem::replace(&mut entry.account.terms, terms) != terms {
-            self.changed.extend(&entry.counters);
-        }
+        let entry = self.accounts.get_mut(id)?;
         entry.account.has_windows = charge.counters.iter().any(|counter| counter.window.is_some());
         for counter in &charge.counters {
-            let new = || Pool::new(counter, Arc::clone(&key.1), taken);
-            self.pools.entry(counter.counter).or_insert_with(new).learn(counter, taken);
-        }
-        if entry.is_new {
-            for counter in &entry.counters {
-                if let Some(counter) = self.counters.get_mut(counter) {
-                    counter.accounts += 1;
-                }
+            let new = || Pool::new(counter, Arc::clone(&entry.bucket), taken);
+            if self.pools.entry(counter.counter).or_insert_with(new).learn(counter, taken) {
+                self.changed.push(counter.counter);
             }
         }
         if is_allowed {
@@ -321,7 +355,6 @@ impl<S: CounterStore> Table<S> {
             let debt = entry.account.debt();
             let (mut paid, mut most) = (debt, 0);
             for (at, counter) in charge.counters.iter().enumerate() {
-                // A limit that a bucket matches twice is one.
                 if charge.counters[..at].iter().any(|other| other.counter == counter.counter) {
                     continue;
                 }
@@ -346,7 +379,11 @@ impl<S: CounterStore> Table<S> {
     }
 
     pub(super) fn record(&mut self, counter: &CounterAhead, is_denied: bool, now: Timestamp) {
-        let known = self.counters.entry(counter.counter).or_insert_with(|| Counter::new(now));
+        let new = || {
+            let index = self.claimed.insert(counter.counter);
+            Counter::new(u32::try_from(index).unwrap_or(u32::MAX), now)
+        };
+        let known = self.counters.entry(counter.counter).or_insert_with(new);
         known.record(counter, is_denied, now);
     }
 }

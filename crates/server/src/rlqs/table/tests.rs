@@ -207,7 +207,9 @@ impl World {
                 if !has_news && !self.step.is_multiple_of(table.interval().as_micros() / STEP) {
                     continue;
                 }
-                for (stream, _, action) in pollster::block_on(table.pass()) {
+                let actions = pollster::block_on(table.pass());
+                table.check_kept(now);
+                for (stream, _, action) in actions {
                     self.sent += 1;
                     let client = self.clients.iter_mut().find(|client| client.stream == stream);
                     if let Some(client) = client {
@@ -425,7 +427,7 @@ fn an_unlimited_bucket_is_allowed_and_an_idle_one_abandoned() {
     assert_eq!(world.clients[0].assignment, Some(Assignment::AllowAll));
     world.clients[0].offered = 0.0;
     world.run(14 * REPORT_STEPS, 0, 0);
-    assert!(!world.clients[0].is_subscribed && world.nodes[0].table.entries.is_empty());
+    assert!(!world.clients[0].is_subscribed && world.nodes[0].table.accounts.is_empty());
 }
 
 /// Demands of all clients together, in parts of the limit, and how they are divided.

@@ -50,7 +50,7 @@ fn a_stream_that_ends_right_after_its_report_is_charged() {
             let left = world.remaining();
             assert_eq!(left, 100_u64.saturating_sub(allowed), "{rule}, {allowed}");
             pass(&mut world);
-            assert!(world.nodes[0].table.entries.is_empty(), "{rule}, {allowed}");
+            assert!(world.nodes[0].table.accounts.is_empty(), "{rule}, {allowed}");
         }
     }
 }
@@ -70,7 +70,7 @@ fn streams_that_report_at_once_are_charged_together() {
             let left = world.remaining();
             assert_eq!(left, 100_u64.saturating_sub(first + second), "{rule}: {first} and {second}");
             pass(&mut world);
-            assert!(world.nodes[0].table.entries.is_empty(), "{rule}: {first} and {second}");
+            assert!(world.nodes[0].table.accounts.is_empty(), "{rule}: {first} and {second}");
         }
     }
 }

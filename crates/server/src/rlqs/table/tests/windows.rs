@@ -77,7 +77,7 @@ fn what_a_stream_does_not_use_comes_back_to_its_window() {
             world.remaining()
         );
         world.run(14 * REPORT_STEPS, 0, 1);
-        assert!(world.nodes[0].table.entries.is_empty() && !world.clients[0].is_subscribed);
+        assert!(world.nodes[0].table.accounts.is_empty() && !world.clients[0].is_subscribed);
         world.run(SECOND, 0, 1);
         assert!(used + world.remaining() + 3 >= count, "{rule}: {used} and {}", world.remaining());
     }
