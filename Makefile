@@ -61,11 +61,14 @@ export TOLLGATE_TEST_PYTHON := $(VENVS)/foreign/bin/python
 export TOLLGATE_TEST_OPENTELEMETRY := $(VENVS)/opentelemetry/bin/python
 export TOLLGATE_TEST_TRAEFIK := $(VENVS)/traefik/bin/traefik
 export TOLLGATE_TEST_SCHEMATHESIS := $(VENVS)/schemathesis/bin/schemathesis
+export TOLLGATE_TEST_RATELIMIT := $(CURDIR)/.tools/test/service_cmd
 FOREIGN := $(VENVS)/envoy/installed $(VENVS)/foreign/installed $(VENVS)/opentelemetry/installed $(VENVS)/traefik/installed $(VENVS)/schemathesis/installed
 
 # Peers in the benchmarks; the second and the third only if there is a Go toolchain to build them.
 THROTTLECRAB := .tools/bin/throttlecrab-server
 RATELIMIT := $(if $(shell command -v go),.tools/bin/service_cmd)
+# The same for tests, not optimized: it is compiled in two thirds of the time.
+TEST_RATELIMIT := $(if $(shell command -v go),.tools/test/service_cmd)
 GUBERNATOR := $(if $(shell command -v go),.tools/bin/gubernator-node)
 
 # The dashboard, which the server embeds. Without Node (or with an old one) the server is built without it, and says so.
@@ -190,7 +193,7 @@ unit: toolchain $(DASHBOARD)
 # The servers, programs and packages that tests use: downloads take no time while everything is compiled. Later stages find
 # them installed.
 .PHONY: test-setup
-test-setup: test-tools $(FOREIGN) $(RATELIMIT) $(VENVS)/clients-python/installed
+test-setup: test-tools $(FOREIGN) $(TEST_RATELIMIT) $(VENVS)/clients-python/installed
 	@if scripts/setup has-node; then cd clients/typescript && npm install --no-save --no-fund --no-audit --loglevel=error; fi
 
 # Leases, cells and quota streams in virtual time, with failures injected. `make test` runs 2,000 seeds (256 cases of quota
@@ -373,7 +376,7 @@ fmt: toolchain
 	$(CARGO) fmt --all
 
 .PHONY: setup
-setup: toolchain test-tools bench-tools dashboard-tools $(THROTTLECRAB) $(RATELIMIT) $(FOREIGN)
+setup: toolchain test-tools bench-tools dashboard-tools $(THROTTLECRAB) $(RATELIMIT) $(TEST_RATELIMIT) $(FOREIGN)
 	$(CARGO) fetch --locked
 	@$(MAKE) --no-print-directory $(DASHBOARD_MODULES)
 
@@ -396,9 +399,10 @@ bench-tools:
 $(THROTTLECRAB): | bench-tools
 	$(CARGO) install throttlecrab-server --version 0.4.40 --locked --root .tools --target-dir $(TARGET)/tools
 
-.tools/bin/service_cmd:
-	GOBIN=$(CURDIR)/.tools/bin GOFLAGS=-mod=mod \
-	  go install github.com/envoyproxy/ratelimit/src/service_cmd@v1.4.1-0.20260122083618-3fb702589d36
+.tools/test/service_cmd: GO_BUILD_FLAGS := '-gcflags=all=-N -l' '-ldflags=-s -w'
+.tools/bin/service_cmd .tools/test/service_cmd:
+	GOBIN=$(CURDIR)/$(@D) GOFLAGS=-mod=mod go install $(GO_BUILD_FLAGS) \
+	  github.com/envoyproxy/ratelimit/src/service_cmd@v1.4.1-0.20260122083618-3fb702589d36
 
 # gubernator with a fixed list of peers: its own daemon, started by a few lines.
 .tools/bin/gubernator-node: bench/gubernator/main.go bench/gubernator/go.mod
