@@ -1,7 +1,8 @@
 //! Comparison of short names.
 //!
 //! Names of attributes, domains and upstreams are compared several times for a request. A comparison of two strings is a call of
-//! the C library, which takes as long as hashing one of them; up to 16 bytes two comparisons of numbers do.
+//! the C library, which takes as long as hashing one of them; up to 16 bytes two comparisons of numbers do. Most names that are
+//! not the same differ in length or in the first byte: only that is inlined, so that a loop over names stays small.
 
 /// Returns whether two names are the same: as `==`, faster for short ones.
 ///
@@ -13,9 +14,12 @@
 #[inline]
 pub fn is_same_name(one: &str, other: &str) -> bool {
     let (one, other) = (one.as_bytes(), other.as_bytes());
-    if one.len() != other.len() {
-        return false;
-    }
+    one.len() == other.len() && one.first() == other.first() && has_same_bytes(one, other)
+}
+
+/// Returns whether two names of the same length are the same.
+#[inline(never)]
+fn has_same_bytes(one: &[u8], other: &[u8]) -> bool {
     match one.len() {
         8..=16 => {
             one.first_chunk::<8>() == other.first_chunk::<8>()

@@ -1,6 +1,7 @@
 //! The counter store interface. Memory, Redis and every decorator implement this one trait.
 
 use crate::charge::{Charge, Outcomes, Permit, UnitReturn};
+use crate::counter_key::CounterKey;
 use crate::late::LateCharge;
 use crate::outcome::Outcome;
 use crate::region::RegionStatus;
@@ -25,6 +26,13 @@ pub trait CounterStore: Send + Sync {
     #[inline]
     fn try_charge_named(&self, charge: &Charge<'_>, _name: u64, outcomes: &mut Outcomes) -> bool {
         self.try_charge(std::slice::from_ref(charge), outcomes)
+    }
+
+    /// Begins to load the counter of a key into the processor's cache, if it is in this process's memory: the caller has
+    /// other work until it charges it. Returns the name for [`CounterStore::try_charge_named`], if that uses it.
+    #[inline]
+    fn prefetch(&self, _key: &CounterKey<'_>) -> Option<u64> {
+        None
     }
 
     /// Charges many requests of one charge each without waiting, in order, and appends an outcome for each. Returns
@@ -109,6 +117,11 @@ impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
     #[inline(always)]
     fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
         (**self).try_charge_named(charge, name, outcomes)
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, key: &CounterKey<'_>) -> Option<u64> {
+        (**self).prefetch(key)
     }
 
     fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {

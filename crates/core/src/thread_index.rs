@@ -40,11 +40,8 @@ impl ThreadIndex {
     #[must_use]
     #[inline]
     pub fn current() -> Option<usize> {
-        match KNOWN.get() {
-            UNKNOWN => Self::find(),
-            NONE => None,
-            index => Some(index),
-        }
+        let known = KNOWN.get();
+        if known < Self::MAX { Some(known) } else { Self::find(known) }
     }
 
     /// Returns one more than the highest index that any thread has had.
@@ -54,7 +51,10 @@ impl ThreadIndex {
     }
 
     #[cold]
-    fn find() -> Option<usize> {
+    fn find(known: usize) -> Option<usize> {
+        if known == NONE {
+            return None;
+        }
         let index = OWNED.try_with(|owned| owned.0).ok().flatten();
         KNOWN.set(index.unwrap_or(NONE));
         index

@@ -92,7 +92,8 @@ impl<'a> Check<'a> {
     #[must_use]
     #[inline]
     pub fn caller(&self) -> Option<(&'a str, &'a str)> {
-        let named = |entries: &'a [(&'a str, &'a str)]| entries.iter().find(|(key, _)| *key == CALLER_KEY);
+        let named =
+            |entries: &'a [(&'a str, &'a str)]| entries.iter().find(|(key, _)| is_same_name(key, CALLER_KEY));
         let telling =
             |entries: &'a [(&'a str, &'a str)]| entries.iter().find(|(key, _)| identifies_caller(key));
         let found = match self.input {

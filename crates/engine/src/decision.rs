@@ -286,10 +286,14 @@ impl DecisionDetails {
         }
     }
 
-    /// Returns the largest number of elements that one of its lists has memory for.
+    /// Returns whether one of its lists has memory for more than so many elements, which are more than it has room for in
+    /// itself.
     #[inline]
-    pub(crate) fn longest_list(&self) -> usize {
-        self.limits.capacity().max(self.descriptors.capacity()).max(self.inline_limits.capacity())
+    pub(crate) fn has_list_beyond(&self, elements: usize) -> bool {
+        let is_longer = |spilled: bool, capacity: usize| spilled && capacity > elements;
+        is_longer(self.limits.spilled(), self.limits.capacity())
+            || is_longer(self.descriptors.spilled(), self.descriptors.capacity())
+            || self.inline_limits.capacity() > elements
     }
 
     /// Returns the most restrictive limit of a descriptor: one that denies, else the one with the fewest units

@@ -122,7 +122,7 @@ impl Drop for DecisionBody {
             quotas.clear();
             (*grants, *effect) = (None, None);
         }
-        if details.longest_list() <= MAX_LIST {
+        if !details.has_list_beyond(MAX_LIST) {
             // A thread that is ending keeps nothing.
             let _ = KEPT.try_with(|kept| {
                 let mut kept = kept.borrow_mut();

@@ -92,6 +92,14 @@ pub struct Limiter<S> {
     pub(crate) meter: Option<Arc<dyn Meter>>,
 }
 
+/// Result of planning.
+enum Planned {
+    /// The plan is to be charged. With the name of its counter, as [`CounterStore::prefetch`] returns it.
+    Charged { name: Option<u64> },
+    /// Nothing is to be charged: the decision is complete.
+    Uncharged,
+}
+
 /// Result of charging without waiting.
 pub(crate) enum Tried {
     /// The decision is complete.
@@ -253,9 +261,15 @@ impl<S: CounterStore> Limiter<S> {
     /// Begins a decision by the active rules.
     #[inline]
     pub(crate) fn begin(&self, id: DecisionId) -> Decision {
-        let mut body = DecisionBody::new(&self.generation, || self.rules.load_full());
-        body.details.id = id;
-        Decision { body }
+        let mut decision = self.begin_without_id();
+        decision.body.details.id = id;
+        decision
+    }
+
+    /// Begins a decision by the active rules, which gets its ID later.
+    #[inline]
+    fn begin_without_id(&self) -> Decision {
+        Decision { body: DecisionBody::new(&self.generation, || self.rules.load_full()) }
     }
 
     /// Plans, charges and folds one request, and reports the decision to the observers. `keep` receives the plan and
@@ -286,8 +300,7 @@ impl<S: CounterStore> Limiter<S> {
         mut keep: impl FnMut(&Plan<'_>, &DecisionDetails),
     ) -> impl Future<Output = Decision> {
         async move {
-            let id = DecisionId::generate();
-            let (mut decision, permit) = (self.begin(id), holder(id));
+            let mut decision = self.begin_without_id();
             {
                 let Contents { details, rules, quotas, grants, effect, .. } = &mut *decision.body;
                 if self.quotas.is_some() || self.measures.any_active() {
@@ -296,7 +309,7 @@ impl<S: CounterStore> Limiter<S> {
                     (*quotas, *grants, *effect) = (quota.quotas, quota.grants, measures);
                 }
                 let mut plan = Plan::default();
-                let tried = self.guarded(|| {
+                let planned = self.guarded(|| {
                     let is_known = plan_into(rules, quotas, check, &mut plan);
                     if let Some(effect) = effect {
                         effect.apply_to(&mut plan, details);
@@ -308,26 +321,34 @@ impl<S: CounterStore> Limiter<S> {
                         details.deny_uncharged(DecidedBy::UnknownDomain);
                     }
                     if plan.limits.is_empty() {
-                        return Tried::Decided;
+                        return Planned::Uncharged;
                     }
                     if let Some(attribute) = plan.malformed_cost {
                         details.malformed_cost = Some(attribute.into());
                         details.deny_uncharged(DecidedBy::MalformedCost);
-                        return Tried::Decided;
+                        return Planned::Uncharged;
                     }
                     change(&mut plan);
-                    if plan.fleet.is_some() {
-                        return self.try_charge_shared(&mut plan, permit, grants.is_some(), details);
-                    }
-                    self.try_charge(&plan, permit, grants.is_some(), details)
+                    Planned::Charged { name: self.prefetch(&plan) }
                 });
+                // Before the charge, because the counter is on its way into the processor's cache meanwhile.
+                fold::descriptors(&plan, details);
+                details.id = DecisionId::generate();
+                let permit = holder(details.id);
+                let tried = match planned {
+                    Ok(Planned::Charged { name }) => self.guarded(|| match plan.fleet {
+                        Some(_) => self.try_charge_shared(&mut plan, permit, grants.is_some(), details),
+                        None => self.try_charge(&plan, name, permit, grants.is_some(), details),
+                    }),
+                    Ok(Planned::Uncharged) => Ok(Tried::Decided),
+                    Err(panic) => Err(panic),
+                };
                 if !matches!(tried, Ok(Tried::Decided)) {
                     self.finish(tried, &mut plan, permit, grants.as_deref(), details).await;
                 }
                 if plan.is_split && plan.limits.iter().any(|matched| matched.cost.is_refund()) {
                     self.full_counters.clear();
                 }
-                fold::descriptors(&plan, details);
                 if let Some(effect) = effect {
                     effect.override_verdict(details);
                 }
@@ -354,11 +375,23 @@ impl<S: CounterStore> Limiter<S> {
         }
     }
 
-    /// Charges the plan without waiting, if the store can and the outcome is final.
+    /// Begins to load the counter of a plan of one limit into the processor's cache. Returns its name, as
+    /// [`CounterStore::prefetch`].
+    #[inline]
+    fn prefetch(&self, plan: &Plan<'_>) -> Option<u64> {
+        match &plan.limits[..] {
+            [matched] if plan.fleet.is_none() => self.store.prefetch(&plan.key(matched)),
+            _ => None,
+        }
+    }
+
+    /// Charges the plan without waiting, if the store can and the outcome is final. `name` is what
+    /// [`Limiter::prefetch`] has returned for it.
     #[inline]
     fn try_charge(
         &self,
         plan: &Plan<'_>,
+        name: Option<u64>,
         permit: PermitId,
         has_grants: bool,
         details: &mut DecisionDetails,
@@ -366,18 +399,15 @@ impl<S: CounterStore> Limiter<S> {
         if self.pending.any_pending() {
             return Tried::Declined;
         }
-        // A single limit needs no list, and its single call is inlined.
-        let (one, mut many) =
-            (plan.limits.first().map(|matched| [plan.charge(matched, permit)]), Charges::new());
-        let charges = match &one {
-            Some(one) if plan.limits.len() == 1 => &one[..],
-            _ => {
-                plan.charges(permit, &mut many);
-                &many
-            }
-        };
         let mut outcomes = Outcomes::default();
-        if !self.store.try_charge(charges, &mut outcomes) {
+        let is_charged = match (&plan.limits[..], name) {
+            // A single limit needs no list, and its single call is inlined.
+            ([matched], Some(name)) => {
+                self.store.try_charge_named(&plan.charge(matched, permit), name, &mut outcomes)
+            }
+            _ => self.try_charge_list(plan, permit, &mut outcomes),
+        };
+        if !is_charged {
             return Tried::Declined;
         }
         if (has_grants || plan.is_split) && fold::is_denied(plan, &outcomes) {
@@ -385,6 +415,17 @@ impl<S: CounterStore> Limiter<S> {
         }
         fold::fold(plan, &outcomes, details);
         Tried::Decided
+    }
+
+    /// Charges a plan of several limits, or whose store does not name counters. Apart, to keep the usual path short.
+    #[inline(never)]
+    fn try_charge_list(&self, plan: &Plan<'_>, permit: PermitId, outcomes: &mut Outcomes) -> bool {
+        if let [matched] = &plan.limits[..] {
+            return self.store.try_charge(&[plan.charge(matched, permit)], outcomes);
+        }
+        let mut charges = Charges::new();
+        plan.charges(permit, &mut charges);
+        self.store.try_charge(&charges, outcomes)
     }
 
     /// Finishes a decision whose charges the store must be awaited for or may still admit, or that panicked. Apart and

@@ -7,7 +7,7 @@
 //! none of them.
 
 use crate::decision::{DecisionDetails, DecisionVerdict, Origin};
-use crate::fold::{decided_by, decides, push_unknown};
+use crate::fold::{self, decided_by, decides, push_unknown};
 use crate::limiter::Limiter;
 use futures_util::FutureExt;
 use std::any::Any;
@@ -89,7 +89,7 @@ impl<S: CounterStore> Limiter<S> {
         permit: PermitId,
         details: &mut DecisionDetails,
     ) {
-        details.clear();
+        begin_again(plan, details);
         if plan.limits.is_empty() {
             details.origin = Origin::FailOpen;
             return;
@@ -103,7 +103,7 @@ impl<S: CounterStore> Limiter<S> {
             return;
         }
         // Local counters and refunds are part of what fails. The rules still say open or closed.
-        details.clear();
+        begin_again(plan, details);
         push_unknown(plan, details);
         details.origin = Origin::FailOpen;
         let closed = plan.limits.iter().find(|matched| {
@@ -117,4 +117,10 @@ impl<S: CounterStore> Limiter<S> {
             details.denied_by = Some(decided_by(matched));
         }
     }
+}
+
+/// Makes a decision what it was before the plan was charged.
+fn begin_again(plan: &Plan<'_>, details: &mut DecisionDetails) {
+    details.clear();
+    fold::descriptors(plan, details);
 }

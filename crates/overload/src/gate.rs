@@ -24,7 +24,7 @@ use crate::limit::LimitController;
 use crate::priority::{COHORTS, POSITIONS, first_position};
 use crate::room::{Rank, Seated};
 use crate::samples::bucket;
-use crate::shares::{Shares, Standing, TenantDemand, TenantRequest, TierIndex};
+use crate::shares::{Shares, Standing, TenantDemand, TenantRequest};
 use crate::striped::Own;
 use crate::threshold::{PER_BUCKET, ThresholdController, passes};
 use control::Control;
@@ -126,36 +126,40 @@ impl<W> Gate<W> {
 
     /// Decides about a request that arrives. With [`GateMode::Shadow`] this one passes whatever happens to others.
     pub fn enter(&self, now: Timestamp, arrival: &Arrival, mode: GateMode) -> Entry {
-        let tenant = || (arrival.tenant, arrival.tier);
-        self.enter_as(now, arrival.priority, || arrival.caller, tenant, mode)
+        if mode == GateMode::Live
+            && let Some(ticket) = self.try_enter(now, arrival.priority, || arrival.caller)
+        {
+            return Entry::Admitted(ticket);
+        }
+        self.enter_pressed(now, arrival, mode)
     }
 
-    /// Decides about a request that arrives, as [`Gate::enter`]. While nothing is shed and no request waits, its tenant and the
-    /// tenant's tier are not looked up, and its caller only if it is one of those that are measured.
+    /// Admits a request that arrives, if nothing is shed, no request waits and a place is free, as is usual: its tenant and the
+    /// tenant's tier need not be looked up then, and its caller only if it is one of those that are measured. `None` if
+    /// [`Gate::enter_pressed`] has to decide about it.
     #[inline]
-    pub fn enter_as(
+    pub fn try_enter(
         &self,
         now: Timestamp,
         priority: Priority,
-        caller: impl Fn() -> u64,
-        tenant: impl FnOnce() -> (u64, TierIndex),
-        mode: GateMode,
-    ) -> Entry {
+        caller: impl FnOnce() -> u64,
+    ) -> Option<Ticket> {
         self.step_if_due(now);
-        let own = self.places.threads.own();
-        let may_pass = mode == GateMode::Live && self.is_calm() && !self.is_shadow();
-        if may_pass && self.places.take(&own, Rank::new(priority, Standing::Fair)) {
-            own.add_long(|own| &own.admitted[priority.index()], 1);
-            let weight = self.places.sample_weight(&own);
-            if weight > 0 {
-                let place = self.cohorts.cohort(caller()) / self.config.cohorts_per_place();
-                let bucket = usize::from((first_position(priority) + place) / PER_BUCKET);
-                own.add(|own| &own.arrivals.counts[bucket], weight.into());
-            }
-            return Entry::Admitted(self.ticket_of(weight, now));
+        if !self.is_calm() || self.is_shadow() {
+            return None;
         }
-        let (tenant, tier) = tenant();
-        self.enter_pressed(now, &Arrival { priority, caller: caller(), tenant, tier }, mode)
+        let own = self.places.threads.own();
+        if !self.places.take(&own, Rank::new(priority, Standing::Fair)) {
+            return None;
+        }
+        own.add_long(|own| &own.admitted[priority.index()], 1);
+        let weight = self.places.sample_weight(&own);
+        if weight > 0 {
+            let place = self.cohorts.cohort(caller()) / self.config.cohorts_per_place();
+            let bucket = usize::from((first_position(priority) + place) / PER_BUCKET);
+            own.add(|own| &own.arrivals.counts[bucket], weight.into());
+        }
+        Some(self.ticket_of(weight, now))
     }
 
     /// Returns whether nothing is shed and no request waits.
@@ -164,9 +168,10 @@ impl<W> Gate<W> {
         self.pressed.load(Ordering::Relaxed) == 0 && self.places.waiting() == 0
     }
 
-    /// Decides about a request while others are shed or wait, or in shadow mode.
+    /// Decides about a request while others are shed or wait, or in shadow mode, as [`Gate::enter`].
     #[inline(never)]
-    fn enter_pressed(&self, now: Timestamp, arrival: &Arrival, mode: GateMode) -> Entry {
+    pub fn enter_pressed(&self, now: Timestamp, arrival: &Arrival, mode: GateMode) -> Entry {
+        self.step_if_due(now);
         let own = self.places.threads.own();
         let cohort = self.cohorts.cohort(arrival.caller);
         let threshold = self.threshold.load(Ordering::Relaxed);
@@ -281,23 +286,27 @@ impl<W> Gate<W> {
     /// Ends a request. Returns the waiting requests that go on in its place.
     #[must_use = "the returned requests proceed only if their waiters are woken"]
     pub fn leave(&self, ticket: Ticket, now: Timestamp, ended: Ended) -> Admitted<W> {
-        self.leave_at(ticket, || now, ended)
+        self.leave_at(&mut Some(ticket), || now, ended).unwrap_or_default()
     }
 
-    /// Ends a request, as [`Gate::leave`]. `now` is called only if it matters when the request has ended: not for one that was completed
-    /// while nothing is shed and no request waits.
+    /// Ends a request, as [`Gate::leave`], whose ticket it takes from where it is: a copy would wait for the parts that have not
+    /// yet left the processor's store buffer. `now` is called only if it matters when the request has ended: not for one that was
+    /// completed while nothing is shed and no request waits. Returns `None` if no request waits, or there is no ticket.
     #[must_use = "the returned requests proceed only if their waiters are woken"]
-    #[allow(clippy::needless_pass_by_value, reason = "a ticket is used once")]
     #[inline]
-    pub fn leave_at(&self, ticket: Ticket, now: impl FnOnce() -> Timestamp, ended: Ended) -> Admitted<W> {
+    pub fn leave_at(
+        &self,
+        ticket: &mut Option<Ticket>,
+        now: impl FnOnce() -> Timestamp,
+        ended: Ended,
+    ) -> Option<Admitted<W>> {
+        let is_shadowed = ticket.as_ref()?.is_shadowed;
         if ended == Ended::Completed && self.is_calm() {
-            self.places.free(&self.places.threads.own(), &ticket);
-            return match self.places.waiting() {
-                0 => Admitted::new(),
-                _ => self.admit_waiting(now()),
-            };
+            *ticket = None;
+            self.places.free(&self.places.threads.own(), is_shadowed);
+            return (self.places.waiting() > 0).then(|| self.admit_waiting(now()));
         }
-        self.leave_pressed(&ticket, now(), ended)
+        ticket.take().map(|ticket| self.leave_pressed(&ticket, now(), ended))
     }
 
     /// Ends a request while others are shed or wait, or one that was not completed.
@@ -321,7 +330,7 @@ impl<W> Gate<W> {
             own.add(|own| &own.arrivals.counts[LATE], ticket.weight.into());
             own.add_long(|own| &own.arrivals.sums[LATE], age.saturating_mul(ticket.weight.into()));
         }
-        self.places.free(&own, ticket);
+        self.places.free(&own, ticket.is_shadowed);
         self.step_if_due(now);
         self.admit_waiting(now)
     }

@@ -24,9 +24,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[repr(align(128))]
 pub(crate) struct Padded<T>(pub(crate) T);
 
-/// One `T` for each thread that asks for it.
+/// One `T` for each thread that asks for it. The list is not behind a pointer: a request looks its thread's up three times, and
+/// what follows waits for it.
 #[derive(Debug)]
-pub(crate) struct PerThread<T>(Box<[OnceLock<Box<Padded<T>>>]>);
+pub(crate) struct PerThread<T>([OnceLock<Box<Padded<T>>>; OWNED + 1]);
 
 /// The current thread's `T`.
 #[derive(Debug)]
@@ -44,7 +45,7 @@ enum Writer {
 
 impl<T: Default> PerThread<T> {
     pub(crate) fn new() -> Self {
-        Self((0..=OWNED).map(|_| OnceLock::new()).collect())
+        Self([const { OnceLock::new() }; OWNED + 1])
     }
 
     /// Returns the current thread's.

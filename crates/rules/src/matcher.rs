@@ -22,7 +22,7 @@ use attributes::AttributeMatcher;
 use cost::CostResolver;
 use limits::{drop_replaced, push_limits};
 use smallvec::SmallVec;
-use tollgate_core::{Cost, KeyPart};
+use tollgate_core::{Cost, KeyPart, is_same_name};
 
 /// Returns the value of a key; the first, if it occurs twice. The value of `global` never comes from the request.
 #[inline]
@@ -32,8 +32,8 @@ pub(crate) fn find<'p>(attributes: &Attributes<'p>, key: &str) -> Option<&'p str
 
 /// Returns the value of a key other than `global`.
 #[inline]
-fn find_attribute<'p>(attributes: &Attributes<'p>, key: &str) -> Option<&'p str> {
-    attributes.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
+pub(crate) fn find_attribute<'p>(attributes: &Attributes<'p>, key: &str) -> Option<&'p str> {
+    attributes.iter().find(|(name, _)| is_same_name(name, key)).map(|(_, value)| *value)
 }
 
 impl Domain {
@@ -57,13 +57,13 @@ impl Domain {
         }
         let mut walk = AttributeMatcher::new(self, request, cost, plan);
         walk.match_level(&self.tree[0].children);
-        let AttributeMatcher { uncharged: quiet, replacing, plan, .. } = walk;
+        let AttributeMatcher { uncharged: quiet, ref replacing, ref mut plan, .. } = walk;
         if plan.limits.len() > 1 && !plan.limits.is_sorted_by_key(|matched| matched.rule.map(|rule| rule.id))
         {
             plan.limits.sort_by_key(|matched| matched.rule.map(|rule| rule.id));
         }
         if !replacing.is_empty() {
-            drop_replaced(plan, &replacing);
+            drop_replaced(plan, replacing);
         }
         if let Some(overload) = &self.overload {
             self.push_fleet(overload, cost, plan, |key| find(request, key));
@@ -229,7 +229,7 @@ fn request_cost(descriptors: &[Descriptor<'_>], hits: Cost) -> Cost {
 /// Adds the part that a value adds to a counter key. Returns `false` if it adds none, because the rule fixes the value,
 /// or because it is not an address. Written in place in each case: a part that is first built elsewhere is read again
 /// before its bytes have left the processor's store buffer, which takes as long as the rest of the visit.
-#[inline]
+#[inline(always)]
 fn push_part<'p>(parts: &mut PlanParts<'p>, node: &TreeNode, value: &'p str) -> bool {
     match &node.element.test {
         ValueTest::Any | ValueTest::Like(_) => parts.push(value_part(node.is_secret, value)),

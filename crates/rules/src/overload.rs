@@ -4,6 +4,7 @@
 //! a rule like any other, with limits that depend on the request's priority and its tenant's share (`fleet_match.rs`); the
 //! rest applies where requests are seen to begin and end: in the gateway and the tower layer.
 
+use crate::matcher::find_attribute;
 use crate::pattern::Pattern;
 use crate::plan::Attributes;
 use crate::signal::{Signal, SignalSource};
@@ -40,6 +41,16 @@ pub struct PriorityRule {
     pub when: Vec<(String, Vec<AttributeValue>)>,
     /// Its priority then.
     pub priority: Priority,
+}
+
+impl PriorityRule {
+    /// Returns whether a request is meant whose attributes `value` returns.
+    #[inline]
+    fn matches<'v>(&self, value: impl Fn(&str) -> Option<&'v str>) -> bool {
+        self.when.iter().all(|(key, values)| {
+            value(key).is_some_and(|value| values.iter().any(|wanted| wanted.matches(value)))
+        })
+    }
 }
 
 /// A value of an attribute: a literal, or with `*` a wildcard.
@@ -203,28 +214,24 @@ impl Overload {
         own.filter_map(AttributeValue::literal)
     }
 
-    /// Returns the priority of a request.
+    /// Returns the priority of a request with these attributes.
     #[must_use]
+    #[inline]
     pub fn priority(&self, request: &Attributes<'_>) -> Priority {
-        self.priority_of(|key| request.iter().find(|(name, _)| *name == key).map(|(_, value)| *value))
+        self.priority_of(|key| find_attribute(request, key))
     }
 
     /// Returns the priority of a request whose attributes `value` returns.
     #[must_use]
     #[inline]
     pub fn priority_of<'v>(&self, value: impl Fn(&str) -> Option<&'v str>) -> Priority {
-        self.priority_entry(value).map_or(Priority::default(), |at| self.priorities[at].priority)
+        let matched = self.priorities.iter().find(|rule| rule.matches(&value));
+        matched.map_or(Priority::default(), |rule| rule.priority)
     }
 
     /// Returns the index of the entry of `priorities` that a request matches.
-    #[inline]
     pub(crate) fn priority_entry<'v>(&self, value: impl Fn(&str) -> Option<&'v str>) -> Option<usize> {
-        let matches = |rule: &PriorityRule| {
-            rule.when.iter().all(|(key, values)| {
-                value(key).is_some_and(|value| values.iter().any(|wanted| wanted.matches(value)))
-            })
-        };
-        self.priorities.iter().position(matches)
+        self.priorities.iter().position(|rule| rule.matches(&value))
     }
 
     /// Returns the index of a tier among those with shares.

@@ -154,11 +154,17 @@ impl Plan<'_> {
         charges.extend(self.limits.iter().map(|matched| self.charge(matched, permit)));
     }
 
+    /// Returns the counter of one limit.
+    #[inline]
+    pub fn key<'a>(&'a self, matched: &'a MatchedLimit<'a>) -> CounterKey<'a> {
+        let parts = &self.parts[usize::from(matched.parts.0)..usize::from(matched.parts.1)];
+        CounterKey { scope: &matched.limit.scope, parts }
+    }
+
     /// Returns the charge of one limit.
     #[inline]
     pub fn charge<'a>(&'a self, matched: &'a MatchedLimit<'a>, permit: PermitId) -> Charge<'a> {
-        let parts = &self.parts[usize::from(matched.parts.0)..usize::from(matched.parts.1)];
-        let key = CounterKey { scope: &matched.limit.scope, parts };
+        let key = self.key(matched);
         let enforcement = matched.enforcement;
         let loss_policy = matched.rule.map_or(LossPolicy::AssumeUnused, |rule| rule.class.loss_policy());
         let (limit, mode) = (matched.charged_limit(), matched.limit.mode);

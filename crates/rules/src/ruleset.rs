@@ -17,7 +17,7 @@ use crate::tree::{TreeNode, ValueTest};
 use crate::yaml::shorten;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_core::{Algorithm, CounterOwner, StableHasher};
+use tollgate_core::{Algorithm, CounterOwner, StableHasher, is_same_name};
 
 /// A rule file: its name for diagnostics, and its text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -260,16 +260,23 @@ impl Ruleset {
 
     /// Returns the domain with this name.
     #[must_use]
+    #[inline]
     pub fn domain(&self, name: &str) -> Option<&Domain> {
         self.domain_number(name).map(|number| &self.domains[number])
     }
 
     /// Returns the number of the domain with this name.
+    #[inline]
     pub(crate) fn domain_number(&self, name: &str) -> Option<usize> {
         match &self.domains[..] {
-            [only] => (only.name == name).then_some(0),
-            _ => self.by_name.get(name).copied(),
+            [only] => is_same_name(&only.name, name).then_some(0),
+            _ => self.domain_of_many(name),
         }
+    }
+
+    #[inline(never)]
+    fn domain_of_many(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
     }
 
     /// Returns all rules, in the order of the files; a rule's index is its ID.

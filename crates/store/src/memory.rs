@@ -469,6 +469,13 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
         }
     }
 
+    #[inline(always)]
+    fn prefetch(&self, key: &CounterKey<'_>) -> Option<u64> {
+        let name = self.hasher.name(key);
+        self.counters.keys.prefetch(name);
+        Some(name)
+    }
+
     /// The clock is read after the counter's line has been prefetched, which arrives meanwhile. The outcome is written directly
     /// into the caller's buffer, without a list that is then copied.
     #[inline(always)]

@@ -378,6 +378,11 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
     }
 
     #[inline]
+    fn prefetch(&self, key: &CounterKey<'_>) -> Option<u64> {
+        self.inner.prefetch(key)
+    }
+
+    #[inline]
     fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
         let Some(durable) = &self.durable else { return self.inner.try_charge_each(charges, outcomes) };
         if charges.iter().any(|charge| durable.is_durable(charge)) {

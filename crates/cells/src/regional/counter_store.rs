@@ -54,9 +54,24 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
     #[inline(always)]
     fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
         match charges {
-            [charge] if self.decides_by_whole() && is_plain(charge) => self.try_charge_one(charge, outcomes),
+            [charge] if self.decides_alone(charge) => {
+                self.try_charge_one(charge, self.ledger.key_name(&charge.key), outcomes)
+            }
             _ => self.try_charge_list(charges, outcomes),
         }
+    }
+
+    #[inline(always)]
+    fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
+        match self.decides_alone(charge) {
+            true => self.try_charge_one(charge, name, outcomes),
+            false => self.try_charge_list(std::slice::from_ref(charge), outcomes),
+        }
+    }
+
+    #[inline]
+    fn prefetch(&self, key: &CounterKey<'_>) -> Option<u64> {
+        self.own.prefetch(key)
     }
 
     #[inline]
@@ -192,13 +207,15 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         self.share.load(Ordering::Relaxed) >= WHOLE && self.overdrafts.is_empty() && self.late.count() == 0
     }
 
+    /// Returns whether a charge, of a request of one limit, is decided here by the whole limit, under its own name.
+    #[inline(always)]
+    fn decides_alone(&self, charge: &Charge<'_>) -> bool {
+        self.decides_by_whole() && is_plain(charge) && !charge.cost.is_refund()
+    }
+
     /// Charges a request of one limit that this cell decides by the whole of it, under its own name.
     #[inline(always)]
-    fn try_charge_one(&self, charge: &Charge<'_>, outcomes: &mut Outcomes) -> bool {
-        if charge.cost.is_refund() {
-            return self.try_charge_list(std::slice::from_ref(charge), outcomes);
-        }
-        let name = self.ledger.key_name(&charge.key);
+    fn try_charge_one(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
         let is_recorded = is_exchanged(charge) && !self.outboxes.is_empty();
         let place = is_recorded.then(|| self.ledger.find(charge, name));
         let is_charged = self.own.try_charge_named(charge, name, outcomes);

@@ -224,30 +224,31 @@ impl Bucket {
         let capacity = self.capacity::<W>();
         *tat = self.clamp_ahead(*tat, reach, now);
         let base = (*tat).max(now);
-        if cost.is_refund() {
+        let next = || base + W::from(cost.units()) * W::from(self.interval);
+        let (reached, verdict) = if cost.is_refund() {
             // That many give back all, also what a bucket with a longer burst has counted.
             let all = self.refill_cost();
             let back = W::from(cost.units().min(all)) * W::from(self.interval);
             *tat = if cost.units() >= all { now } else { base.max(now + back) - back };
-            return self.outcome(*tat, now, Verdict::ALLOWED);
-        }
-        if cost.is_peek() {
-            return self.outcome(base, now, Verdict::ALLOWED);
-        }
-        if cost.units() > self.burst {
-            return self.outcome(base, now, Verdict::Denied { retry_after: None });
-        }
-        let next = base + W::from(cost.units()) * W::from(self.interval);
-        if next > now + capacity {
-            let wait = self.micros_up(next - capacity - now);
-            return self.outcome(base, now, Verdict::Denied { retry_after: Some(wait) });
-        }
-        *tat = next;
-        let delay = match self.shaping {
-            Shaping::Police => TimeDelta::ZERO,
-            Shaping::Delay => self.micros_up(base - now),
+            (*tat, Verdict::ALLOWED)
+        } else if cost.is_peek() {
+            (base, Verdict::ALLOWED)
+        } else if cost.units() > self.burst {
+            (base, Verdict::Denied { retry_after: None })
+        } else if next() > now + capacity {
+            let wait = self.micros_up(next() - capacity - now);
+            (base, Verdict::Denied { retry_after: Some(wait) })
+        } else {
+            *tat = next();
+            let delay = match self.shaping {
+                Shaping::Police => TimeDelta::ZERO,
+                Shaping::Delay => self.micros_up(base - now),
+            };
+            (*tat, Verdict::Allowed { delay })
         };
-        self.outcome(next, now, Verdict::Allowed { delay })
+        // In one place, so that it is inlined: an outcome that passes through memory is read again before its parts have
+        // left the processor's store buffer, which takes as long as the step.
+        self.outcome(reached, now, verdict)
     }
 
     /// Steps a stored TAT in the width that the rate needs.
@@ -300,6 +301,7 @@ impl Bucket {
         *tat = base.max(next.min(now + self.capacity::<W>() + self.capacity::<W>()));
     }
 
+    #[inline(always)]
     fn outcome<W: Width>(&self, tat: W, now: W, verdict: Verdict) -> Outcome {
         let owed = tat - now;
         let capacity = self.capacity::<W>();
@@ -308,6 +310,7 @@ impl Bucket {
         Outcome { verdict, remaining, reset_after: self.micros_up(owed) }
     }
 
+    #[inline]
     fn micros_up<W: Width>(&self, units: W) -> TimeDelta {
         if self.k == 1 {
             return TimeDelta::from_micros(units.narrow());

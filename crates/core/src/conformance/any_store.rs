@@ -2,6 +2,7 @@
 //! compiled with a server for each.
 
 use crate::charge::{Charge, Outcomes, Permit, UnitReturn};
+use crate::counter_key::CounterKey;
 use crate::outcome::Outcome;
 use crate::region::RegionStatus;
 use crate::store::{CounterStore, LastKnown, StoreError};
@@ -32,6 +33,7 @@ trait DynStore: Send + Sync {
     fn charge<'a>(&'a self, charges: &'a [Charge<'_>]) -> Answer<'a, Result<Outcomes, StoreError>>;
     fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool;
     fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool;
+    fn prefetch(&self, key: &CounterKey<'_>) -> Option<u64>;
     fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool;
     fn debit<'a>(&'a self, charges: &'a [Charge<'_>]) -> Answer<'a, Result<(), StoreError>>;
     fn debit_reported<'a>(&'a self, charges: &'a [Charge<'_>]) -> Answer<'a, Result<(), StoreError>>;
@@ -55,6 +57,10 @@ impl<S: CounterStore> DynStore for S {
 
     fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
         CounterStore::try_charge_named(self, charge, name, outcomes)
+    }
+
+    fn prefetch(&self, key: &CounterKey<'_>) -> Option<u64> {
+        CounterStore::prefetch(self, key)
     }
 
     fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {
@@ -109,6 +115,10 @@ impl CounterStore for AnyStore {
 
     fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
         self.0.try_charge_named(charge, name, outcomes)
+    }
+
+    fn prefetch(&self, key: &CounterKey<'_>) -> Option<u64> {
+        self.0.prefetch(key)
     }
 
     fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool {

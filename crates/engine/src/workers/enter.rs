@@ -3,17 +3,18 @@
 use super::known::{self, GateOfRules, RulesId};
 use super::permit::{Body, WorkerPermit, hand_over};
 use super::{UpstreamState, WorkerGate};
-use crate::check::Check;
+use crate::check::{Check, CheckInput};
 use crate::decision::{DecidedBy, Decision, DecisionVerdict, DescriptorStatus, Origin};
 use crate::decision_id::DecisionId;
 use crate::limiter::Limiter;
-use crate::upstream_meters::MeteredRequest;
+use crate::upstream_meters::{Meter, MeteredRequest};
+use std::future::Future;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
 use tollgate_core::{CounterStore, Priority, TimeDelta, Timestamp};
-use tollgate_overload::{Entry, GateMode, NO_TIER, Shed, TierIndex, Waited, Waiting};
+use tollgate_overload::{Arrival, Entry, GateMode, NO_TIER, Shed, TierIndex, Waited, Waiting};
 use tollgate_rules::{MatchKind, WORKERS_RULE};
 
 /// Result of passing a gate.
@@ -32,6 +33,19 @@ struct Full {
     priority: Priority,
 }
 
+/// Begins to measure a request that goes on, if there is a meter.
+#[inline]
+fn with_meter(
+    mut permit: Option<WorkerPermit>,
+    meter: Option<Arc<Meter>>,
+    began: Timestamp,
+) -> Option<WorkerPermit> {
+    if let Some(meter) = meter {
+        permit.get_or_insert_with(WorkerPermit::unlimited).measure(MeteredRequest::begin(meter, began));
+    }
+    permit
+}
+
 impl<S: CounterStore> Limiter<S> {
     /// Takes a place among the requests in flight to an upstream, before the request is decided ([`Limiter::admit`]) and
     /// forwarded. `None` if its domain neither limits nor measures them. May wait a fraction of the upstream's latency. `now` is
@@ -39,29 +53,31 @@ impl<S: CounterStore> Limiter<S> {
     ///
     /// # Errors
     /// The decision about a request that is shed.
+    #[allow(
+        clippy::manual_async_fn,
+        reason = "an async function copies its arguments before it begins; a block uses them where they are"
+    )]
     #[inline]
-    pub async fn enter_upstream(
+    pub fn enter_upstream(
         &self,
         check: &Check<'_>,
         upstream: &str,
         now: Timestamp,
-    ) -> Result<Option<WorkerPermit>, Decision> {
-        if !self.tracks_upstreams() {
-            return Ok(None);
-        }
-        let meter = self.meter_arrival(check, upstream, now);
-        let (mut permit, began) = match self.pass_gate(check, upstream, now) {
-            Passed::With(permit) => (permit, now),
-            Passed::Shed(shed) => return Err(self.shed(check, &shed)),
-            Passed::Full(full) => {
-                let place = Box::pin(self.wait_for_place(check, *full)).await?;
-                (Some(place), self.clock.now())
+    ) -> impl Future<Output = Result<Option<WorkerPermit>, Decision>> {
+        async move {
+            if !self.tracks_upstreams() {
+                return Ok(None);
             }
-        };
-        if let Some(meter) = meter {
-            permit.get_or_insert_with(WorkerPermit::unlimited).measure(MeteredRequest::begin(meter, began));
+            let meter = self.meter_arrival(check, upstream, now);
+            // What is matched here does not live until a place is free: it would be kept in the future, not in registers.
+            let full = match self.pass_gate(check, upstream, now) {
+                Passed::With(permit) => return Ok(with_meter(permit, meter, now)),
+                Passed::Shed(shed) => return Err(self.shed(check, &shed)),
+                Passed::Full(full) => full,
+            };
+            let place = Box::pin(self.wait_for_place(check, *full)).await?;
+            Ok(with_meter(Some(place), meter, self.clock.now()))
         }
-        Ok(permit)
     }
 
     /// Takes a place, as [`Limiter::enter_upstream`], for a request whose delay is over. The decision about its limits was
@@ -100,8 +116,9 @@ impl<S: CounterStore> Limiter<S> {
         let generation = self.generation.current();
         let rules = RulesId { generation, limiter: std::ptr::from_ref(&self.workers).addr() };
         let find = || self.find_gate(check.domain, upstream);
-        let found = known::body(rules, check.domain, upstream, find, |overload| {
-            overload.priority_of(|key| check.value(key))
+        let found = known::body(rules, check.domain, upstream, find, |overload| match check.input {
+            CheckInput::Attributes(attributes) => overload.priority(attributes),
+            CheckInput::Descriptors(_) => overload.priority_of(|key| check.value(key)),
         });
         let Some((body, priority)) = found else { return Passed::With(None) };
         let Some(WorkerGate { gate, .. }) = body.gate.as_deref() else { return Passed::With(None) };
@@ -109,9 +126,27 @@ impl<S: CounterStore> Limiter<S> {
         // Measures for single callers and rules; a request that is blocked is not to be shed instead.
         let measures = self.effect_of(check);
         let is_exempt = measures.is_some_and(|effect| effect.disabling(Some(WORKERS_RULE)).is_some());
+        if !is_exempt && let Some(ticket) = gate.try_enter(now, priority, || self.caller(check)) {
+            return Passed::With(Some(WorkerPermit::new(body, ticket)));
+        }
         let mode = if is_exempt { GateMode::Shadow } else { GateMode::Live };
-        let caller = || self.workers.hasher.hash_one(check.caller().map(|(_, value)| value));
-        match gate.enter_as(now, priority, caller, || self.tenant(check), mode) {
+        self.pass_pressed_gate(check, body, now, priority, mode)
+    }
+
+    /// Passes a gate at which requests are shed or wait, or one that only counts this request.
+    #[inline(never)]
+    fn pass_pressed_gate(
+        &self,
+        check: &Check<'_>,
+        body: Box<Body>,
+        now: Timestamp,
+        priority: Priority,
+        mode: GateMode,
+    ) -> Passed {
+        let Some(WorkerGate { gate, .. }) = body.gate.as_deref() else { return Passed::With(None) };
+        let (tenant, tier) = self.tenant(check);
+        let arrival = Arrival { priority, caller: self.caller(check), tenant, tier };
+        match gate.enter_pressed(now, &arrival, mode) {
             Entry::Admitted(ticket) => Passed::With(Some(WorkerPermit::new(body, ticket))),
             Entry::Shadowed(ticket, shed) => {
                 let reason = format!("would be {shed} (not enforced)");
@@ -123,6 +158,12 @@ impl<S: CounterStore> Limiter<S> {
             }
             Entry::Full(waiting) => Passed::Full(Box::new(Full { body, waiting, priority })),
         }
+    }
+
+    /// Returns the hash of a request's caller, for the order in which the gate sheds.
+    #[inline]
+    fn caller(&self, check: &Check<'_>) -> u64 {
+        self.workers.hasher.hash_one(check.caller().map(|(_, value)| value))
     }
 
     /// Looks up the gate of an upstream.

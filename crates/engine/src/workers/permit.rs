@@ -42,10 +42,10 @@ impl Body {
     }
 
     /// Frees the place and gives it to the next request. Returns whether it had one.
+    #[inline]
     fn leave(&mut self, ended: Ended) -> bool {
-        let (Some(gate), Some(ticket)) = (&self.gate, self.ticket.take()) else { return false };
-        let admitted = gate.gate.leave_at(ticket, || gate.clock.now(), ended);
-        if !admitted.is_empty() {
+        let (Some(gate), true) = (&self.gate, self.ticket.is_some()) else { return false };
+        if let Some(admitted) = gate.gate.leave_at(&mut self.ticket, || gate.clock.now(), ended) {
             hand_over(gate, admitted);
         }
         true

@@ -1,10 +1,12 @@
 //! A panic while deciding is decided by the fail policy of the matched rules, counted, and concerns no other request.
 
 use crate::rig::{check, rules};
+use std::collections::HashSet;
 use std::sync::Arc;
 use tollgate_core::conformance::PanickingStore;
 use tollgate_core::{Charge, Clock, Cost, ManualClock, StoreError, Timestamp};
 use tollgate_engine::{Check, Decision, Limiter, Observer, Origin};
+use tollgate_rules::MatchKind;
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 type Memory = MemoryStore<Arc<ManualClock>>;
@@ -39,6 +41,13 @@ fn the_fail_policy_decides_and_the_next_request_is_served() {
         let verdicts: Vec<_> = local.iter().map(|one| (one.is_allowed(), one.origin)).collect();
         let expected = [(true, Origin::Local), (true, Origin::Local), (false, Origin::Local)];
         assert_eq!(verdicts, expected, "{value}");
+        // They can be looked up, and say which rule they matched, like any other.
+        let ids: HashSet<_> = local.iter().map(|one| one.id).collect();
+        assert_eq!(ids.len(), 3, "{value}");
+        for decision in local.iter().chain([&open, &closed]) {
+            let matched: Vec<_> = decision.descriptors.iter().map(|one| one.matched).collect();
+            assert_eq!(matched, [MatchKind::Limited], "{value}");
+        }
         assert_eq!(limiter.panics(), 5, "{value}");
         let well = decide("closed", "well");
         assert_eq!((well.is_allowed(), well.origin), (true, Origin::Store), "{value}");

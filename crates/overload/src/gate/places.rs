@@ -6,7 +6,6 @@
 //! in flight than places taken. A request that finds all taken collects what the threads keep before it waits.
 
 use super::control::{first_bounds, room_size, unknown_latency};
-use super::entry::Ticket;
 use super::lock;
 use crate::room::{Rank, Room};
 use crate::samples::BUCKETS;
@@ -202,8 +201,8 @@ impl<W> Places<W> {
 
     /// Frees the place of a request.
     #[inline]
-    pub(super) fn free(&self, own: &Own<'_, ThreadPlaces>, ticket: &Ticket) {
-        if ticket.is_shadowed {
+    pub(super) fn free(&self, own: &Own<'_, ThreadPlaces>, is_shadowed: bool) {
+        if is_shadowed {
             self.shadowed_in_flight.fetch_sub(1, Ordering::Relaxed);
         }
         let Padded(bounds) = &self.bounds;

@@ -23,14 +23,14 @@ pub(super) fn period(per_second: f64) -> u32 {
 
 impl<W> Places<W> {
     /// Returns how many requests the one that begins counts for as a sample; 0 if it is none.
-    #[inline]
+    #[inline(always)]
     pub(super) fn sample_weight(&self, own: &Own<'_, ThreadPlaces>) -> u16 {
         let period = self.bounds.0.sample_period.load(Ordering::Relaxed);
         let until = &own.value.until_sample;
         let left = until.load(Ordering::Relaxed);
         // A number from a time with a longer period is void.
         if left == 0 || left > 2 * (period - 1) {
-            until.store(own.value.random_below(2 * period - 1), Ordering::Relaxed);
+            own.value.draw_next_sample(period);
             return period as u16;
         }
         until.store(left - 1, Ordering::Relaxed);
@@ -39,6 +39,12 @@ impl<W> Places<W> {
 }
 
 impl ThreadPlaces {
+    /// Draws the number of requests until the next sample. Apart, because few requests need it.
+    #[inline(never)]
+    fn draw_next_sample(&self, period: u32) {
+        self.until_sample.store(self.random_below(2 * period - 1), Ordering::Relaxed);
+    }
+
     fn random_below(&self, bound: u32) -> u32 {
         if bound == 1 {
             return 0;

@@ -329,8 +329,25 @@ fn the_clock_is_read_once_for_a_request_that_is_measured() {
     };
     assert!(ticket.weight > 0, "all are measured where there are few");
     gate.measure_at(&ticket, read);
-    assert!(gate.leave_at(ticket, read, Ended::Completed).is_empty());
+    assert!(gate.leave_at(&mut Some(ticket), read, Ended::Completed).is_none());
     assert_eq!(readings.get(), 1);
+}
+
+/// Otherwise each request that ends twice would leave a place more than there are.
+#[test]
+fn a_ticket_frees_one_place() {
+    let gate = Gate::<()>::new(&GateConfig::adaptive(16));
+    let now = Timestamp::from_secs(1);
+    let mut tickets: Vec<_> = (0..3).map(|caller| gate.try_enter(now, Priority::Normal, || caller)).collect();
+    assert!(tickets.iter().all(Option::is_some), "places are free");
+    for (left, ended) in [(2, Ended::Completed), (1, Ended::Abandoned)] {
+        let ticket = &mut tickets[left];
+        for _ in 0..2 {
+            assert!(gate.leave_at(ticket, || now, ended).is_none_or(|admitted| admitted.is_empty()));
+            assert!(ticket.is_none());
+            assert_eq!(gate.state(now).in_flight, left as u32, "{ended:?}");
+        }
+    }
 }
 
 /// The next sample may be far away when the load goes; the control step is not.

@@ -34,21 +34,46 @@ pub(super) fn push_limits<'p>(
     look: CostResolver<'_, 'p>,
     descriptor: u16,
 ) -> MatchKind {
-    let matched = if rule.is_plain && plan.quotas.is_empty() {
-        RuleMatch {
-            limits: &rule.limits.limits,
-            is_override: false,
-            counts_only: false,
-            cost: look.cost,
-            parts: path,
-            shard: (0, 0, 0),
-        }
-    } else {
-        match resolve(plan, rule, tier, path, look) {
-            Ok(matched) => matched,
-            Err(uncharged) => return uncharged,
-        }
+    if !rule.is_plain || !plan.quotas.is_empty() {
+        return push_resolved(plan, coupling, rule, tier, path, look, descriptor);
+    }
+    let matched = RuleMatch {
+        limits: &rule.limits.limits,
+        is_override: false,
+        counts_only: false,
+        cost: look.cost,
+        parts: path,
+        shard: (0, 0, 0),
     };
+    push_matched(plan, coupling, rule, matched, look, descriptor)
+}
+
+/// Adds the limits of a rule that is not plain. Apart, so that a plain one is added by a loop without what it does not have.
+#[inline(never)]
+fn push_resolved<'p>(
+    plan: &mut Plan<'p>,
+    coupling: Coupling,
+    rule: &'p Rule,
+    tier: Option<&str>,
+    path: Range<usize>,
+    look: CostResolver<'_, 'p>,
+    descriptor: u16,
+) -> MatchKind {
+    match resolve(plan, rule, tier, path, look) {
+        Ok(matched) => push_matched(plan, coupling, rule, matched, look, descriptor),
+        Err(uncharged) => uncharged,
+    }
+}
+
+#[inline(always)]
+fn push_matched<'p>(
+    plan: &mut Plan<'p>,
+    coupling: Coupling,
+    rule: &'p Rule,
+    matched: RuleMatch<'p>,
+    look: CostResolver<'_, 'p>,
+    descriptor: u16,
+) -> MatchKind {
     let RuleMatch { limits, is_override, counts_only, cost, parts, shard } = matched;
     let (shard, position, shard_at) = shard;
     // No server allows a request to have 65,536 values.
@@ -80,7 +105,6 @@ pub(super) fn push_limits<'p>(
 
 /// Resolves what a plain rule does not have: overrides, tiers, a share of callers, a cost of its own, shards. Returns the kind of match if
 /// nothing is charged.
-#[inline(never)]
 fn resolve<'p>(
     plan: &mut Plan<'p>,
     rule: &'p Rule,

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tollgate_cells::durable::DurableStore;
 use tollgate_core::{
-    Charge, CounterStore, LastKnown, Outcome, Outcomes, Permit, RegionStatus, StoreError, SystemClock,
-    UnitReturn,
+    Charge, CounterKey, CounterStore, LastKnown, Outcome, Outcomes, Permit, RegionStatus, StoreError,
+    SystemClock, UnitReturn,
 };
 use tollgate_observe::MetricsWriter;
 use tollgate_store::{
@@ -117,6 +117,22 @@ impl CounterStore for Store {
         match self {
             Self::Own(own) => own.try_charge(charges, outcomes),
             Self::Cells(cells) => cells.try_charge(charges, outcomes),
+        }
+    }
+
+    #[inline]
+    fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
+        match self {
+            Self::Own(own) => own.try_charge_named(charge, name, outcomes),
+            Self::Cells(cells) => cells.try_charge_named(charge, name, outcomes),
+        }
+    }
+
+    #[inline]
+    fn prefetch(&self, key: &CounterKey<'_>) -> Option<u64> {
+        match self {
+            Self::Own(own) => own.prefetch(key),
+            Self::Cells(cells) => cells.prefetch(key),
         }
     }
 
@@ -299,6 +315,14 @@ impl CounterStore for OwnStore {
         match self {
             Self::Memory(memory) => memory.try_charge_named(charge, name, outcomes),
             Self::Redis(redis) => redis.try_charge(std::slice::from_ref(charge), outcomes),
+        }
+    }
+
+    #[inline]
+    fn prefetch(&self, key: &CounterKey<'_>) -> Option<u64> {
+        match self {
+            Self::Memory(memory) => memory.prefetch(key),
+            Self::Redis(_) => None,
         }
     }
 
