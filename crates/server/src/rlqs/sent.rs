@@ -30,8 +30,9 @@ const EIGHTHS_OF_BURST: u64 = 5;
 const EIGHTHS_OF_LESS: u64 = 4;
 /// Envoy's report interval, and time for the pass after a report: an assignment that lasts longer is renewed by reports.
 const REPORTED: TimeDelta = TimeDelta::from_millis(5_200);
-/// A report renews an assignment that was renewed this long ago. Reports more often than that change shares only.
-const RENEWED: TimeDelta = TimeDelta::from_millis(2_500);
+/// A report renews an assignment that was renewed this long ago. Reports more often than that change shares only. Where a renewal
+/// came late, the next reports find it too young until it is renewed with them again: the shorter this is, the sooner.
+const RENEWED: TimeDelta = TimeDelta::from_secs(1);
 
 pub(super) const fn plus(a: TimeDelta, b: TimeDelta) -> TimeDelta {
     TimeDelta::from_micros(a.as_micros().saturating_add(b.as_micros()))
