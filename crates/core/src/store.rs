@@ -29,7 +29,8 @@ pub trait CounterStore: Send + Sync {
     }
 
     /// Begins to load the counter of a key into the processor's cache, if it is in this process's memory: the caller has
-    /// other work until it charges it. Returns the name for [`CounterStore::try_charge_named`], if that uses it.
+    /// other work until it charges it. Returns the key's hash as [`CounterStore::try_charge_named`] takes it, which is the same in
+    /// all stores of a process, if that uses it.
     #[inline]
     fn prefetch(&self, _key: &CounterKey<'_>) -> Option<u64> {
         None

@@ -291,7 +291,7 @@ impl<W> Gate<W> {
 
     /// Ends a request, as [`Gate::leave`], whose ticket it takes from where it is: a copy would wait for the parts that have not
     /// yet left the processor's store buffer. `now` is called only if it matters when the request has ended: not for one that was
-    /// completed while nothing is shed and no request waits. Returns `None` if no request waits, or there is no ticket.
+    /// completed while nothing is shed and no request waits. Returns `None` if no request goes on, or there is no ticket.
     #[must_use = "the returned requests proceed only if their waiters are woken"]
     #[inline]
     pub fn leave_at(
@@ -304,9 +304,11 @@ impl<W> Gate<W> {
         if ended == Ended::Completed && self.is_calm() {
             *ticket = None;
             self.places.free(&self.places.threads.own(), is_shadowed);
-            return (self.places.waiting() > 0).then(|| self.admit_waiting(now()));
+            let admitted = (self.places.waiting() > 0).then(|| self.admit_waiting(now()));
+            return admitted.filter(|admitted| !admitted.is_empty());
         }
-        ticket.take().map(|ticket| self.leave_pressed(&ticket, now(), ended))
+        let admitted = ticket.take().map(|ticket| self.leave_pressed(&ticket, now(), ended));
+        admitted.filter(|admitted| !admitted.is_empty())
     }
 
     /// Ends a request while others are shed or wait, or one that was not completed.

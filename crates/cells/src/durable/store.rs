@@ -373,6 +373,7 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
             Some(durable) if durable.is_durable(charge) => {
                 self.try_charge(std::slice::from_ref(charge), outcomes)
             }
+            // What `try_charge` does before and after concerns durable limits only.
             _ => self.inner.try_charge_named(charge, name, outcomes),
         }
     }

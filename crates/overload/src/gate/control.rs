@@ -90,6 +90,8 @@ impl<W> Gate<W> {
         }
         let elapsed = now.since(*last);
         if elapsed < interval {
+            // It has become longer: the next requests need not ask.
+            self.next_step.store((*last + interval).as_micros(), Ordering::Relaxed);
             return;
         }
         *last = now;
