@@ -172,6 +172,7 @@ impl Account {
             return in_turn(self.has_news || now >= self.retry_at);
         };
         if self.idle_reports >= IDLE_REPORTS {
+            self.has_news = false;
             return Due::No;
         }
         let due = match &self.sent {

@@ -34,7 +34,7 @@ const SHORT_RECOVERY: f64 = 1.1;
 const SHORT_RECOVERED: TimeDelta = TimeDelta::from_secs(4);
 
 /// The last known state of a limit's counter.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Counter {
     /// Units per second.
     rate: f64,

@@ -1,6 +1,6 @@
 //! What the streams of a limit may admit, beside the units that there are for it: at each instant that matters. Pure.
 //!
-//! The curve of a bucket is kept from pass to pass, and changes with each account: what an account may admit since a cell of time
+//! The curve of a limit with slots is kept from pass to pass, and changes with each account: what an account may admit since a cell of time
 //! depends on the account alone. Those of windows, and of limits that are covered until the next pass only, depend on the time
 //! of the pass, and are drawn anew in each.
 
@@ -48,7 +48,7 @@ struct Row {
     /// The same with what is planned in this pass.
     planned: u64,
     supply: u64,
-    /// Number of accounts whose last report was at this instant or later, and before the next one.
+    /// Number of accounts with an assignment whose last report was at this instant or later, and before the next one.
     settled: u32,
 }
 
@@ -107,9 +107,15 @@ impl Curve {
         self.horizon.is_some()
     }
 
+    /// Returns whether it has rows until after `now`. Otherwise all assignments have expired for some time, and it is drawn anew: what
+    /// is reported has no row, and there may be no end of rows to add, if the process was suspended.
+    pub(super) fn reaches(&self, now: Timestamp) -> bool {
+        self.horizon.is_some() || self.rows.last().is_some_and(|row| row.since > now)
+    }
+
     /// Adds rows until after `end`. No account may admit anything then, unless it is assigned more.
     pub(super) fn reach(&mut self, pool: &Pool, end: Timestamp) {
-        if self.horizon.is_some() || self.rows.last().is_some_and(|row| row.since > end) {
+        if self.reaches(end) {
             return;
         }
         let new = pool.cells(end).skip(self.rows.len());
@@ -130,13 +136,19 @@ impl Curve {
             return;
         }
         self.reach(pool, now);
-        while self.rows[1].since <= now
-            && (pool.is_first_too_old(now) || (self.silent == 0 && self.rows[0].settled == 0))
+        let mut dropped = 0;
+        while let [first, next, ..] = &self.rows[dropped..]
+            && next.since <= now
+            && (pool.is_first_too_old(now) || (self.silent == 0 && first.settled == 0))
         {
-            pool.drop_first(self.rows[0].demand.saturating_sub(self.rows[1].demand));
-            self.silent += self.rows.remove(0).settled;
+            pool.drop_first(first.demand.saturating_sub(next.demand));
+            self.silent += first.settled;
+            dropped += 1;
         }
-        pool.forget(self.rows[0].since);
+        self.rows.drain(..dropped);
+        if let Some(first) = self.rows.first() {
+            pool.forget(first.since);
+        }
     }
 
     /// Reads what was reported and the units of the pool again, and forgets what was planned.
@@ -179,6 +191,11 @@ impl Curve {
         if let Some(new) = new {
             *self.settled_at(new.settled) += 1;
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
     }
 
     /// Checks that it is the curve of these accounts.
@@ -246,6 +263,15 @@ impl Curve {
 pub(super) struct Curves(pub(super) HashMap<u64, Curve>);
 
 impl Curves {
+    /// Removes those of these counters that have no row after `now`.
+    pub(super) fn drop_outdated(&mut self, counters: &[u64], now: Timestamp) {
+        for counter in counters {
+            if self.0.get(counter).is_some_and(|curve| !curve.reaches(now)) {
+                self.0.remove(counter);
+            }
+        }
+    }
+
     /// Returns how many units of each counter to charge if an account changes so, and plans it.
     pub(super) fn want(
         &mut self,

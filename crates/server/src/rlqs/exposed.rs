@@ -68,6 +68,12 @@ pub(super) struct Exposed<'a> {
 }
 
 impl Exposed<'_> {
+    /// Returns an instant from which nothing can be admitted anymore.
+    pub(super) fn end(&self) -> Timestamp {
+        let past = self.past.latest.iter().map(|(_, end)| *end);
+        past.fold(self.sent.expires.max(self.sent.replaced), Timestamp::max).max(self.past.older.1)
+    }
+
     /// Returns by how many units what is admitted in a time may exceed the sum of what is admitted in its two parts: each
     /// assignment counts whole tokens, and what it has in common with the next one is counted in whole ones too.
     pub(super) fn parts(&self) -> u64 {

@@ -38,7 +38,8 @@ const CELL: (u64, u64) = (40_000, 2_000_000);
 /// Longest time in microseconds for which cells are kept for a stream that does not report. What it may have admitted before
 /// counts as admitted.
 const KEPT: u64 = 8_000_000;
-/// Most cells by which a limit that no pass has looked at may be behind: a process that was suspended has no work for hours.
+/// Cells by which a limit may be behind when its curve is drawn. Older ones are removed at once: a process may have been suspended
+/// for hours.
 const MAX_BEHIND: u64 = 1024;
 
 /// The windows of a limit, which follow each other.
@@ -289,7 +290,7 @@ impl History {
     /// Adds `units` that a stream has reported, as late as it may have admitted them. What it may have admitted before the first
     /// cell is in the backlog already, but for the parts of tokens that become whole ones with those of later.
     fn settle(&mut self, units: u64, of: &Exposed<'_>, now: Timestamp) {
-        let last = self.number(now);
+        let last = self.number(now.min(of.end()));
         let first = self.number(of.settled).max(self.first);
         let (mut number, mut later) = (last, 0);
         while number >= first && later < units {

@@ -80,12 +80,12 @@ pub(super) struct Table<S> {
     counters: HashMap<u64, Counter>,
     /// Units that were charged, by counter.
     pools: HashMap<u64, Pool>,
-    /// Those of limits whose curves do not depend on the time of the pass.
+    /// Curves that are kept: of limits for which they do not depend on the time of the pass.
     curves: Curves,
     /// What accounts claim, by their numbers.
     claims: Vec<Claim>,
-    /// The counters that claims name by number.
-    claimed: Slab<u64>,
+    /// Numbers by which claims name counters.
+    claimed: Slab<()>,
     stats: TableStats,
     warned: bool,
     /// Counters whose accounts have changed in this pass.
@@ -157,6 +157,7 @@ impl<S: CounterStore> Table<S> {
         #[cfg(test)]
         let own = if self.spends_twice { 0 } else { own };
         entry.settle(&mut self.pools, own, now);
+        self.curves.drop_outdated(&entry.counters, now);
         self.curves.commit(&entry.counters, entry.account.exposed(now).as_ref(), None);
         entry.account.report((allowed, own), denied, now);
         self.curves.commit(&entry.counters, None, entry.account.exposed(now).as_ref());
@@ -193,7 +194,7 @@ impl<S: CounterStore> Table<S> {
         let mut curves = self.draw_checked(now);
         self.add_uncovered(&mut looked, &curves);
         let ids = self.in_turn(&looked, &shares, &curves, now);
-        curves.0.extend(self.curves.0.drain());
+        curves.0.extend(self.curves.0.drain().filter(|(_, curve)| curve.reaches(now)));
         let due = self.counters_of(&ids);
         self.draw(&mut curves, &due, now);
         self.ready(&mut curves, &ids, now);
@@ -224,6 +225,9 @@ impl<S: CounterStore> Table<S> {
         let unlimited = |id: &AccountId| blanket.contains_key(id);
         let again = self.lacking(asked.iter().copied().filter(|id| !unlimited(id)), &mut curves, drawn);
         self.charge_again(again).await;
+        if !self.changed.is_empty() {
+            self.draw_again(&mut curves, &asked, drawn);
+        }
         let now = self.limiter.clock().now();
         self.ready(&mut curves, &due, now);
         for id in due {
@@ -252,6 +256,10 @@ impl<S: CounterStore> Table<S> {
     fn count(&mut self, assigned: usize, now: Timestamp) {
         self.stats.assigned += assigned as u64;
         self.stats.buckets = self.accounts.len() as u64;
+        if self.accounts.is_empty() {
+            // Gives the memory back.
+            (self.accounts, self.claims) = (Accounts::default(), Vec::new());
+        }
         // Of all accounts, so not in every pass.
         if now.since(self.counted) >= COUNTED || self.accounts.is_empty() {
             self.stats.outstanding = self.accounts.values().map(|entry| entry.account.outstanding(now)).sum();

@@ -58,7 +58,7 @@ impl Accounts {
     }
 
     /// Adds an account, which the next pass looks at.
-    pub(super) fn insert(&mut self, stream: StreamId, place: Arc<Place>, account: Account) -> AccountId {
+    pub(super) fn insert(&mut self, stream: StreamId, place: Arc<Place>, account: Account) {
         let bucket = Arc::clone(&place.bucket);
         let id = self.entries.insert(Entry {
             account,
@@ -74,10 +74,9 @@ impl Accounts {
         let id = AccountId::try_from(id).unwrap_or(AccountId::MAX);
         self.ids.insert((stream, bucket), id);
         self.next.push(id);
-        id
     }
 
-    /// Removes an account. Not between two passes: the next one would look for it.
+    /// Removes an account. Only in a pass, which has taken it: another one of its number would be looked at twice.
     pub(super) fn remove(&mut self, id: AccountId) -> Option<Entry> {
         let entry = self.entries.try_remove(id as usize)?;
         self.ids.remove(&(entry.stream, Arc::clone(&entry.bucket)));

@@ -380,7 +380,7 @@ impl<S: CounterStore> Table<S> {
 
     pub(super) fn record(&mut self, counter: &CounterAhead, is_denied: bool, now: Timestamp) {
         let new = || {
-            let index = self.claimed.insert(counter.counter);
+            let index = self.claimed.insert(());
             Counter::new(u32::try_from(index).unwrap_or(u32::MAX), now)
         };
         let known = self.counters.entry(counter.counter).or_insert_with(new);

@@ -3,6 +3,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use slow_passes::SlowClock;
 use std::collections::VecDeque;
 use tollgate_core::{Clock, Cost, ManualClock};
 use tollgate_engine::{AheadKind, Check};
@@ -82,6 +83,8 @@ struct Node {
 
 struct World {
     clock: Arc<ManualClock>,
+    slow: Arc<SlowClock>,
+    start: Timestamp,
     nodes: Vec<Node>,
     clients: Vec<Client>,
     bucket: Arc<Bucket>,
@@ -112,8 +115,9 @@ impl World {
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
         let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("memory");
         let (store, rules) = (Arc::new(store), rules(limit));
+        let slow = Arc::new(SlowClock::new(Arc::clone(&clock)));
         let node = |_| {
-            let (rules, store, clock) = (Arc::clone(&rules), Arc::clone(&store), Arc::clone(&clock));
+            let (rules, store, clock) = (Arc::clone(&rules), Arc::clone(&store), Arc::clone(&slow));
             let limiter = Arc::new(Limiter::new(rules, store, clock as Arc<dyn Clock>));
             Node { table: Table::new(Arc::clone(&limiter)), limiter }
         };
@@ -121,6 +125,8 @@ impl World {
         Self {
             nodes: (0..nodes).map(node).collect(),
             clock: Arc::clone(&clock),
+            slow: Arc::clone(&slow),
+            start: clock.now(),
             clients: (0..clients as u64).map(|stream| Client { stream, ..Client::default() }).collect(),
             bucket: Arc::new(Bucket { domain: Arc::from("edge"), entries }),
             next_stream: clients as u64,
@@ -202,13 +208,23 @@ impl World {
                 admitted += u64::from(pollster::block_on(limiter.check(&check)).is_allowed());
             }
             self.admitted.push(admitted);
-            for Node { table, .. } in &mut self.nodes {
+            for Node { table, limiter } in &mut self.nodes {
                 (table.spends_twice, table.returns_all) = (self.is_faulty, self.returns_all);
                 if !has_news && !self.step.is_multiple_of(table.interval().as_micros() / STEP) {
                     continue;
                 }
-                let actions = pollster::block_on(table.pass());
+                let actions = self.slow.run(limiter, || pollster::block_on(table.pass()));
+                let now = self.clock.now();
                 table.check_kept(now);
+                // Clients go on meanwhile.
+                while now > self.start + TimeDelta::from_micros(self.step * STEP) {
+                    self.step += 1;
+                    let requests = self.clients.iter_mut().map(|client| {
+                        client.receive(self.step);
+                        client.offer()
+                    });
+                    self.admitted.push(requests.sum());
+                }
                 for (stream, _, action) in actions {
                     self.sent += 1;
                     let client = self.clients.iter_mut().find(|client| client.stream == stream);
@@ -494,4 +510,5 @@ mod envoy_profile;
 mod lowered;
 mod several_limits;
 mod short_windows;
+mod slow_passes;
 mod windows;
