@@ -27,12 +27,13 @@ pub fn free() -> u16 {
     let mut locked = LOCKED.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = folder();
     for _ in PORTS {
-        if !PORTS.contains(&locked.1) {
+        let port = match locked.1 {
             // Processes that start together look in different places first.
-            locked.1 = PORTS.start + (std::process::id() * 37 % u32::from(PORTS.end - PORTS.start)) as u16;
-        }
-        let port = locked.1;
-        locked.1 += 1;
+            0 => PORTS.start + (std::process::id() * 37 % u32::from(PORTS.end - PORTS.start)) as u16,
+            next if next == PORTS.end => PORTS.start,
+            next => next,
+        };
+        locked.1 = port + 1;
         let file = File::create(folder.join(port.to_string())).expect("a lock file");
         if file.try_lock().is_ok() && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
             locked.0.push(file);
@@ -66,5 +67,10 @@ mod tests {
         assert_eq!(ports.len(), 100);
         assert!(ports.iter().all(|port| PORTS.contains(port)));
         assert!(TcpListener::bind(free_address()).is_ok());
+        // After the last port the first ones follow, wherever a process begins.
+        LOCKED.lock().unwrap_or_else(PoisonError::into_inner).1 = PORTS.end - 1;
+        let ports: Vec<u16> = (0..10).map(|_| free()).collect();
+        assert!(ports.iter().all(|port| PORTS.contains(port)), "{ports:?}");
+        assert!(ports[9] < PORTS.end - 1000, "{ports:?}");
     }
 }
