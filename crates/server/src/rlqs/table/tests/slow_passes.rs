@@ -83,6 +83,28 @@ proptest! {
     }
 }
 
+/// Rules that become active between two charges of one pass, whichever: cells of time have another length from then on.
+#[test]
+fn a_limit_that_changes_between_two_charges_is_kept() {
+    let [(before, ..), (after, rate, burst)] = SLOW[0];
+    for (clients, each) in [(1, 4), (1, 8), (4, 6)] {
+        for reads in 2..10 {
+            let mut world = World::new(before, clients);
+            world.clients.iter_mut().for_each(|client| client.offered = 100.0);
+            world.slow.each.store(each * STEP, Ordering::Relaxed);
+            *world.slow.change.lock().expect("lock") = Some((reads, rules(after)));
+            world.run(3, 0, 1);
+            world.slow.each.store(0, Ordering::Relaxed);
+            world.run(600, 0, 1);
+            let excess = world.excess(rate, burst);
+            assert!(
+                excess <= 1e-6,
+                "{clients} clients, {each} steps, {reads} readings: {excess} units too many"
+            );
+        }
+    }
+}
+
 /// A process that was suspended for long goes on at once.
 #[test]
 fn a_long_pause_is_caught_up_with() {
