@@ -96,13 +96,13 @@ impl Curve {
         curve
     }
 
-    /// Returns whether it is of the pool's current window.
+    /// Returns whether its window is the one that the pool has now, or neither has one.
     pub(super) fn is_of(&self, pool: &Pool, now: Timestamp) -> bool {
         let window = self.horizon.map(|horizon| (self.rows[0].since, horizon));
         window == pool.window_at(now)
     }
 
-    /// Returns whether it is of a window.
+    /// Returns whether the limit has windows.
     pub(super) const fn is_window(&self) -> bool {
         self.horizon.is_some()
     }

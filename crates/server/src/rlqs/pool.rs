@@ -190,7 +190,7 @@ impl Pool {
         }
     }
 
-    /// Returns whether cells as old as the first are not kept, whoever has not reported since.
+    /// Returns whether the first cell is too old to be kept, even if a stream has not reported since.
     pub(super) fn is_first_too_old(&self, now: Timestamp) -> bool {
         let oldest = Timestamp::from_micros(now.as_micros().saturating_sub(KEPT));
         self.history.first < self.history.number(oldest)

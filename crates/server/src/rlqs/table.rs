@@ -267,8 +267,8 @@ impl<S: CounterStore> Table<S> {
         }
     }
 
-    /// Removes lost accounts whose assignments have expired and whose reports have been charged, and idle ones, which their
-    /// clients are told to forget.
+    /// Removes lost accounts whose assignments have expired and whose reports have been charged, and idle ones, for which it
+    /// returns that their clients are to forget them.
     fn remove_ended(&mut self, looked: &[AccountId], now: Timestamp) -> Vec<(StreamId, Arc<Bucket>, Action)> {
         let mut actions = Vec::new();
         for id in looked {
