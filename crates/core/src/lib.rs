@@ -19,7 +19,7 @@
 //! | [`priority`](Priority) | importance of a request when not all can be served |
 //! | [`log_throttle`](LogThrottle) | at most one message a second |
 //! | [`thread_index`](ThreadIndex) | a small number that one running thread has alone |
-//! | [`name`](is_same_name) | comparison of short names |
+//! | [`name`](is_same_name) | comparison of short names, and sets of them |
 //! | `conformance` (feature) | the suite that every store must pass |
 
 mod algorithm;
@@ -68,7 +68,7 @@ pub use limit::Limit;
 pub use limit_params::LimitParams;
 pub use limit_spec::{LimitError, LimitSpec};
 pub use log_throttle::LogThrottle;
-pub use name::is_same_name;
+pub use name::{NameSet, is_same_name};
 pub use outcome::{Outcome, Verdict};
 pub use packed::{Packed, Tag};
 pub use priority::Priority;

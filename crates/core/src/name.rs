@@ -1,4 +1,4 @@
-//! Comparison of short names.
+//! Comparison of short names, and sets of them.
 //!
 //! Names of attributes, domains and upstreams are compared several times for a request. A comparison of two strings is a call of
 //! the C library, which takes as long as hashing one of them; up to 16 bytes two comparisons of numbers do. Most names that are
@@ -38,12 +38,53 @@ fn has_same_bytes(one: &[u8], other: &[u8]) -> bool {
     }
 }
 
+/// Names, so far as to tell that some are missing: the length and the first byte of each make one bit of 64.
+///
+/// ```
+/// use tollgate_core::NameSet;
+/// let request = NameSet::of(["tenant", "method"]);
+/// assert!(request.may_contain(NameSet::of(["tenant"])) && !request.may_contain(NameSet::of(["endpoint"])));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NameSet(u64);
+
+impl NameSet {
+    /// All names.
+    pub const ALL: Self = Self(u64::MAX);
+
+    /// Creates a set of these names.
+    #[must_use]
+    #[inline]
+    pub fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
+        let bit = |name: &str| {
+            let first = name.as_bytes().first().map_or(0, |first| usize::from(*first));
+            1 << ((first + 5 * name.len()) % 64)
+        };
+        Self(names.into_iter().fold(0, |bits, name| bits | bit(name)))
+    }
+
+    /// Returns whether all names of another set may be in this one; `false` is certain.
+    #[must_use]
+    #[inline]
+    pub const fn may_contain(self, other: Self) -> bool {
+        other.0 & !self.0 == 0
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::is_same_name;
+    use super::{NameSet, is_same_name};
     use proptest::prelude::*;
 
     proptest! {
+        #[test]
+        fn a_set_may_contain_what_it_was_made_of(names in prop::collection::vec("[a-z_]{0,12}", 0..8), part in 0usize..9) {
+            let (all, part) = (names.iter().map(String::as_str), part.min(names.len()));
+            let all = NameSet::of(all);
+            prop_assert!(all.may_contain(NameSet::of(names[..part].iter().map(String::as_str))));
+            prop_assert!(!NameSet::default().may_contain(all) || names.is_empty());
+        }
+
         #[test]
         fn names_are_the_same_if_they_are_equal(one in "[ab]{0,20}", other in "[ab]{0,20}", at in 0usize..20) {
             prop_assert_eq!(is_same_name(&one, &other), one == other);

@@ -2,7 +2,7 @@
 //! number or a new name is a change of the rule, and a moved rule is a different one.
 
 use crate::overload::{
-    ADAPT_RULE, Adapt, AttributeValue, FLEET_RULE, Fairness, Overload, PriorityRule, TierFairness,
+    ADAPT_RULE, Adapt, AttributeValue, Condition, FLEET_RULE, Fairness, Overload, PriorityRule, TierFairness,
     WORKERS_RULE, Workers,
 };
 use crate::rule::{DescriptorMatch, LimitSet, Profile, Role, Rule, SoftAction};
@@ -104,9 +104,9 @@ fn describe_overload(domain: &Domain, overload: &Overload) -> Vec<(String, Strin
     let percent = |thousandths: u64| format!("{}%", thousandths as f64 / 10.0);
     let mut parts: Vec<(&str, String)> = Vec::new();
     let one = |rule: &PriorityRule| {
-        let condition = |(key, values): &(String, Vec<AttributeValue>)| {
+        let condition = |Condition { name, values, .. }: &Condition| {
             let values: Vec<&str> = values.iter().map(AttributeValue::text).collect();
-            format!("{key}={}", values.join("|"))
+            format!("{name}={}", values.join("|"))
         };
         let when: Vec<String> = rule.when.iter().map(condition).collect();
         format!("{} if {}", rule.priority.name(), when.join(" and "))

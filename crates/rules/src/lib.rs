@@ -70,8 +70,8 @@ pub use loosening::{Loosening, LooseningKind};
 pub use metadata::{Metadata, MetadataValue};
 pub use outline::OutlineNode;
 pub use overload::{
-    ADAPT_RULE, Adapt, AttributeValue, FLEET_RULE, Fairness, Fleet, FleetShares, Overload, PriorityRule,
-    TierFairness, WORKERS_RULE, Workers,
+    ADAPT_RULE, Adapt, AttributeValue, Condition, FLEET_RULE, Fairness, Fleet, FleetShares, Overload,
+    PriorityRule, TierFairness, WORKERS_RULE, Workers,
 };
 pub use overload_explanation::OverloadExplanation;
 pub use overrides::{CALLER_KEY, CallerOverrides, Override, OverrideError};

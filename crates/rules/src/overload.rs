@@ -8,7 +8,7 @@ use crate::matcher::find_attribute;
 use crate::pattern::Pattern;
 use crate::plan::Attributes;
 use crate::signal::{Signal, SignalSource};
-use tollgate_core::{Priority, TimeDelta, is_same_name};
+use tollgate_core::{NameSet, Priority, TimeDelta, is_same_name};
 
 /// Name of the rule of the fleet's capacity, and of denials by it.
 pub const FLEET_RULE: &str = "overload/fleet";
@@ -37,19 +37,48 @@ pub struct Overload {
 /// Priority of the requests with certain attributes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PriorityRule {
-    /// Attributes that the request must have, each with one of these values.
-    pub when: Vec<(String, Vec<AttributeValue>)>,
+    /// What the request must fulfil.
+    pub when: Vec<Condition>,
     /// Its priority then.
     pub priority: Priority,
+    /// Names of the attributes.
+    names: NameSet,
 }
 
 impl PriorityRule {
+    pub(crate) fn new(when: Vec<Condition>, priority: Priority) -> Self {
+        let names = NameSet::of(when.iter().map(|condition| condition.name.as_str()));
+        Self { when, priority, names }
+    }
+
     /// Returns whether a request is meant whose attributes `value` returns.
     #[inline]
     fn matches<'v>(&self, value: impl Fn(&str) -> Option<&'v str>) -> bool {
-        self.when.iter().all(|(key, values)| {
-            value(key).is_some_and(|value| values.iter().any(|wanted| wanted.matches(value)))
-        })
+        self.when.iter().all(|condition| value(&condition.name).is_some_and(|value| condition.allows(value)))
+    }
+}
+
+/// An attribute that a request must have, with one of these values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Condition {
+    /// Name of the attribute.
+    pub name: String,
+    /// The values.
+    pub values: Vec<AttributeValue>,
+    /// The values again, to tell fast that another one is none of them.
+    possible: NameSet,
+}
+
+impl Condition {
+    pub(crate) fn new(name: String, values: Vec<AttributeValue>) -> Self {
+        let literals: Option<Vec<&str>> = values.iter().map(AttributeValue::literal).collect();
+        let possible = literals.map_or(NameSet::ALL, NameSet::of);
+        Self { name, values, possible }
+    }
+
+    #[inline]
+    fn allows(&self, value: &str) -> bool {
+        self.possible.may_contain(NameSet::of([value])) && self.values.iter().any(|own| own.matches(value))
     }
 }
 
@@ -210,7 +239,8 @@ impl Overload {
     /// Returns the literal values of an attribute in the priorities.
     pub fn named_values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
         let values = self.priorities.iter().flat_map(|rule| &rule.when);
-        let own = values.filter(move |(name, _)| name == key).flat_map(|(_, values)| values);
+        let own =
+            values.filter(move |condition| condition.name == key).flat_map(|condition| &condition.values);
         own.filter_map(AttributeValue::literal)
     }
 
@@ -218,7 +248,15 @@ impl Overload {
     #[must_use]
     #[inline]
     pub fn priority(&self, request: &Attributes<'_>) -> Priority {
-        self.priority_of(|key| find_attribute(request, key))
+        if self.priorities.is_empty() {
+            return Priority::default();
+        }
+        // Most requests lack an attribute of most entries: it is not looked for there.
+        let names = NameSet::of(request.iter().map(|(name, _)| *name));
+        let is_match = |rule: &&PriorityRule| {
+            names.may_contain(rule.names) && rule.matches(|key| find_attribute(request, key))
+        };
+        self.priorities.iter().find(is_match).map_or(Priority::default(), |rule| rule.priority)
     }
 
     /// Returns the priority of a request whose attributes `value` returns.

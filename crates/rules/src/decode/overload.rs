@@ -1,7 +1,7 @@
 //! Decodes the `overload` section.
 
 use super::adapt;
-use crate::overload::{AttributeValue, Fairness, Overload, PriorityRule, TierFairness, Workers};
+use crate::overload::{AttributeValue, Condition, Fairness, Overload, PriorityRule, TierFairness, Workers};
 use crate::period;
 use crate::reader::{Reader, Spanned, scalar};
 use crate::yaml::{YamlNode, YamlValue, shorten};
@@ -156,7 +156,7 @@ fn priorities(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Vec<PriorityRule>
                 "name attributes, as in `when: {mode: test}`, or remove the entry",
             );
         }
-        let rule = PriorityRule { when, priority };
+        let rule = PriorityRule::new(when, priority);
         if rules.iter().any(|earlier| earlier.covers(&rule)) {
             reader.warning(
                 item.at,
@@ -172,16 +172,16 @@ fn priorities(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Vec<PriorityRule>
 impl PriorityRule {
     /// Returns whether every request that `other` matches is matched.
     fn covers(&self, other: &Self) -> bool {
-        self.when.iter().all(|(key, values)| {
-            let same = other.when.iter().find(|(name, _)| name == key);
-            same.is_some_and(|(_, theirs)| {
-                theirs.iter().all(|value| values.iter().any(|own| own.covers(value)))
+        self.when.iter().all(|Condition { name, values, .. }| {
+            let same = other.when.iter().find(|theirs| theirs.name == *name);
+            same.is_some_and(|theirs| {
+                theirs.values.iter().all(|value| values.iter().any(|own| own.covers(value)))
             })
         })
     }
 }
 
-fn conditions(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Vec<(String, Vec<AttributeValue>)>> {
+fn conditions(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Vec<Condition>> {
     let mut when = Vec::new();
     for (key, node) in reader.mapping(node, "when", "{mode: test}")? {
         let one = std::slice::from_ref(node);
@@ -201,7 +201,7 @@ fn conditions(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Vec<(Strin
         for item in items {
             values.push(AttributeValue::new(reader.text(item, scalar(key), "POST")?.value));
         }
-        when.push((scalar(key).to_owned(), values));
+        when.push(Condition::new(scalar(key).to_owned(), values));
     }
     Some(when)
 }
