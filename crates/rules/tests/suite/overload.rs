@@ -1,5 +1,6 @@
 //! The `overload` section: priorities, the fleet's rule and its reserves, and errors that say where and what to write.
 
+use proptest::prelude::*;
 use tollgate_core::{Cost, Priority};
 use tollgate_rules::{FLEET_RULE, FleetStanding, Options, Ruleset, Source};
 
@@ -439,4 +440,40 @@ fn an_explanation_has_what_a_guarantee_is_of_the_fleet() {
     let part = "tenant acme: 5% each guaranteed: 250/1s of the fleet's capacity, counted by overload/fleet";
     assert!(explain("5000/second").contains(part), "{}", explain("5000/second"));
     assert!(explain("200 in flight").contains("10 in flight of the fleet's capacity"));
+}
+
+proptest! {
+    /// Sets of names only say where not to look.
+    #[test]
+    fn the_first_entry_that_matches_gives_the_priority(
+        entries in proptest::collection::vec(
+            (proptest::collection::btree_map("(ab|ac|b)", proptest::collection::vec("(GET|GOT|PUT|POST|P\\*T)", 1..3), 0..3), 0..4_usize),
+            1..5,
+        ),
+        request in proptest::collection::vec(("(ab|ac|b)", "(GET|GOT|PUT|POST|P)"), 0..4),
+    ) {
+        let entry = |(when, priority): &(std::collections::BTreeMap<String, Vec<String>>, usize)| {
+            let when: Vec<String> = when.iter().map(|(name, values)| format!("{name:?}: {values:?}")).collect();
+            format!("    - {{when: {{{}}}, priority: {}}}\n", when.join(", "), Priority::ALL[*priority].name())
+        };
+        let lines: String = entries.iter().map(entry).collect();
+        let rules = load(&format!("domain: api\noverload:\n  priorities:\n{lines}  workers: {{limit: 8}}\n"));
+        let overload = rules.domain("api").and_then(|domain| domain.overload()).expect("a section");
+        let request: Vec<(&str, &str)> = request.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let find = |name: &str| request.iter().find(|(own, _)| *own == name).map(|(_, value)| *value);
+        let matches = |wanted: &str, value: &str| match wanted.split_once('*') {
+            Some((start, end)) => {
+                value.len() >= start.len() + end.len() && value.starts_with(start) && value.ends_with(end)
+            }
+            None => wanted == value,
+        };
+        let expected = entries.iter().find(|(when, _)| {
+            when.iter().all(|(name, values)| {
+                find(name).is_some_and(|value| values.iter().any(|wanted| matches(wanted, value)))
+            })
+        });
+        let expected = expected.map_or(Priority::default(), |(_, priority)| Priority::ALL[*priority]);
+        prop_assert_eq!(overload.priority(&request), expected);
+        prop_assert_eq!(overload.priority_of(find), expected);
+    }
 }
