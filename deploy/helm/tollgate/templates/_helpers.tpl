@@ -15,6 +15,10 @@
 {{- end }}
 {{- end }}
 
+{{- define "tollgate.cellService" -}}
+{{- printf "%s-cell" (include "tollgate.fullname" . | trunc 58 | trimSuffix "-") }}
+{{- end }}
+
 {{- define "tollgate.selector" -}}
 app.kubernetes.io/name: {{ include "tollgate.name" . | toYaml }}
 app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
@@ -77,7 +81,7 @@ httpGet: {path: {{ .path }}, port: http}
 
 {{/* Combinations of values that would start and not do what they say. */}}
 {{- define "tollgate.validate" -}}
-{{- range $path := list "image" "config" "rules" "listeners" "tls" "tls.http" "tls.grpc" "store" "store.passwordSecret" "database" "database.urlSecret" "persistence" "secret" "region" "region.apiKeySecret" "service" "serviceAccount" "probes" "probes.startup" "probes.liveness" "probes.readiness" "disruptionBudget" "autoscaling" "serviceMonitor" "networkPolicy" }}
+{{- range $path := list "image" "config" "rules" "listeners" "tls" "tls.http" "tls.grpc" "store" "store.passwordSecret" "database" "database.urlSecret" "persistence" "secret" "region" "region.apiKeySecret" "region.service" "service" "serviceAccount" "probes" "probes.startup" "probes.liveness" "probes.readiness" "disruptionBudget" "autoscaling" "serviceMonitor" "networkPolicy" }}
 {{- $value := $.Values }}
 {{- range $key := splitList "." $path }}
 {{- $value = index $value $key }}
@@ -141,6 +145,21 @@ httpGet: {path: {{ .path }}, port: http}
 {{- end }}
 {{- if and (or .Values.persistence.enabled .Values.persistence.existingClaim) (include "tollgate.several" .) }}
 {{- fail "persistence is one volume for one replica; without it, several replicas keep their state in memory." }}
+{{- end }}
+{{- if and (eq .Values.store.address "memory") (or .Values.store.passwordSecret.name .Values.secret.storePassword) }}
+{{- fail "store.address is memory, which has no password: set store.address to a Redis URL, or leave out store.passwordSecret and secret.storePassword." }}
+{{- end }}
+{{- if regexMatch "://[^/@]*:[^/@]*@" .Values.store.address }}
+{{- fail "store.address has a password, which anyone who may read the Deployment would see: put it into a Secret, and name that in store.passwordSecret." }}
+{{- end }}
+{{- if not (or .Values.rules .Values.existingRules) }}
+{{- fail "rules has no file: add one, or name a ConfigMap of your own in existingRules." }}
+{{- end }}
+{{- if and .Values.service.headless (ne .Values.service.type "ClusterIP") }}
+{{- fail (printf "service.headless has no address of its own, which service.type %s needs; set one of them." .Values.service.type) }}
+{{- end }}
+{{- if and .Values.region.peers (not .Values.region.cellPort) }}
+{{- fail "region.peers needs region.cellPort: cells exchange what they have admitted in both directions." }}
 {{- end }}
 {{- if and .Values.region.peers (not .Values.region.name) }}
 {{- fail "region.peers needs region.name: the name of this release's own region." }}
