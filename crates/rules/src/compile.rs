@@ -253,9 +253,10 @@ impl Compiler<'_, '_> {
                 "it makes one counter for all values of a pattern: write one as in `value: \"GET *\"`, or leave it out",
             );
         }
-        let network = match self.profile {
-            Profile::Envoy => None,
-            Profile::Native => match network::split(&key.value) {
+        // In files for envoyproxy/ratelimit a key is a name, whatever it ends in and by whichever arithmetic its limits count.
+        let network = match self.reader.is_ratelimit_file {
+            true => None,
+            false => match network::split(&key.value) {
                 Ok(network) => network,
                 Err(why) => {
                     self.reader.error_help(key.at, why, "write it as in `remote_address/24/64`");

@@ -55,7 +55,8 @@ pub struct Options {
     /// Whether several files may have the same domain, whose rules are then joined; otherwise that is an error.
     pub merge_domains: bool,
     /// Whether the files were written for envoyproxy/ratelimit, whatever their profile: that service ignores its own keys
-    /// where they mean nothing, and so they are warnings there instead of errors. Files of `profile: envoy` always are.
+    /// where they mean nothing, and so they are warnings there instead of errors; and a key that ends in `/24` is a name there, not a
+    /// network. Files of `profile: envoy` always are.
     pub ratelimit_files: bool,
     /// Whether every limit has `quota_mode`.
     pub quota_mode: bool,
@@ -444,7 +445,9 @@ fn reject_duplicate_domain(
         format!("duplicate domain `{}`", shorten(&domain.value)),
         format!("`{}` has it already; put the rules of one domain into one file", compiled[*first].2.name),
     );
-    let reason = format!("duplicate domain '{}' in config file", shorten(&domain.value));
+    let first = &compiled[*first].2.name;
+    let reason =
+        format!("duplicate domain '{}' in config file; {first} has it already", shorten(&domain.value));
     reader.errors.envoy_reason(reason);
     // The rest of the file is still checked, under an invalid name.
     file.domain.as_mut().into_iter().for_each(|domain| domain.value.push('\0'));

@@ -391,6 +391,30 @@ fn keys_where_they_mean_nothing_are_warnings_in_files_of_that_service() {
     );
 }
 
+/// Envoy Gateway names the keys of shared rules `namespace/policy/rule/0`: refused as a network, one of them would take all limits
+/// with it, and read as one, its rule would match nothing.
+#[test]
+fn a_key_of_that_service_is_a_name_whatever_it_ends_in() {
+    let text = "domain: d\ndescriptors:\n  - {key: ns/p/rule/0, value: ns/p/rule/0, rate_limit: {unit: hour, requests_per_unit: 2}}\n  \
+                - {key: tenant/24, rate_limit: {unit: hour, requests_per_unit: 3}}\n  \
+                - {key: a/999, rate_limit: {unit: hour, requests_per_unit: 4}}\n";
+    let native = Some(Profile::Native);
+    for (text, options) in [
+        (text.to_owned(), Options { profile: native, ratelimit_files: true, ..Options::default() }),
+        (format!("{text}profile: envoy\n"), Options { profile: native, ..Options::default() }),
+        (format!("{text}profile: envoy\n"), Options::default()),
+    ] {
+        let rules = Ruleset::load(&[Source::new("t.yaml", text)], &options);
+        let rules = rules.unwrap_or_else(|errors| panic!("{errors}"));
+        let requests: [Entries<'_>; 3] =
+            [&[("ns/p/rule/0", "ns/p/rule/0")], &[("tenant/24", "a")], &[("a/999", "b")]];
+        assert_eq!(
+            matched(&rules, &requests),
+            ["ns/p/rule/0=ns/p/rule/0 2/1h []", "tenant/24 3/1h [a]", "a/999 4/1h [b]"]
+        );
+    }
+}
+
 /// What that service's reader of YAML takes must not be refused there either, and means the same.
 #[test]
 fn files_that_go_reads_are_read_the_same_in_files_of_that_service() {

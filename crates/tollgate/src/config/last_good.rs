@@ -267,7 +267,10 @@ pub(crate) fn start_rules(config: &Config) -> anyhow::Result<StartRules> {
             None => {
                 let how = if config.guard_files { Acceptance::Judged } else { Acceptance::Confirmed };
                 last_good.accept(&sources, how, now);
-                config.wording.log_loaded();
+                // Rules from xDS are not there yet.
+                if config.xds.is_none() || !sources.is_empty() {
+                    config.wording.log_loaded();
+                }
                 if config.guard_files && !config.rules.is_empty() && !last_good.is_kept() {
                     tracing::warn!(
                         "--guard-files cannot protect a restart: the accepted rules are kept nowhere; set STATE_DIRECTORY to \

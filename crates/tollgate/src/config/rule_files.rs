@@ -305,7 +305,7 @@ impl RuleFilesControl for RuleFiles {
     }
 }
 
-/// Maximum number of changed rules in the log of one reload.
+/// Maximum number of changed rules in the log of one reload, and of domains that were added or removed.
 const MAX_CHANGES: usize = 50;
 
 /// Logs what changed files change, rule by rule: a later reader of the log has only the new files.
@@ -314,11 +314,17 @@ fn log_changes(before: &Ruleset, after: &Ruleset) {
         rules.domains().map(|domain| domain.name().to_owned()).collect()
     };
     let (old, new) = (names(before), names(after));
-    for domain in new.difference(&old) {
+    for domain in new.difference(&old).take(MAX_CHANGES) {
         tracing::info!(domain, "domain added");
     }
-    for domain in old.difference(&new) {
+    for domain in old.difference(&new).take(MAX_CHANGES) {
         tracing::warn!(domain, "domain removed");
+    }
+    for (count, what) in [(new.difference(&old).count(), "added"), (old.difference(&new).count(), "removed")]
+    {
+        if count > MAX_CHANGES {
+            tracing::info!("{} more domains {what}", count - MAX_CHANGES);
+        }
     }
     let changes = before.diff(after);
     for change in changes.iter().take(MAX_CHANGES) {

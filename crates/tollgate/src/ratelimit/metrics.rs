@@ -289,7 +289,7 @@ impl ServiceMetrics {
 
     /// Returns what follows a value of DogStatsD: `|#env:test`.
     pub(super) fn dog_tags(&self) -> String {
-        let tag = |text: &str| sanitized(text).replace(',', "_");
+        let tag = |text: &str| sanitized(text).replace([',', '.'], "_");
         let tags = self.tags.iter().map(|(name, value)| format!("{}:{}", tag(name), tag(value)));
         let tags = tags.collect::<Vec<_>>().join(",");
         if tags.is_empty() { tags } else { format!("|#{tags}") }
@@ -419,6 +419,6 @@ descriptors:
         metrics.on_error("rls");
         assert_eq!(metrics.calls.load(Ordering::Relaxed), 1);
         assert_eq!(metrics.service_errors.load(Ordering::Relaxed), 2);
-        assert_eq!(metrics.tag_suffix(), ".__a=c_d");
+        assert_eq!((metrics.tag_suffix().as_str(), metrics.dog_tags().as_str()), (".__a=c_d", "|#a:c_d"));
     }
 }

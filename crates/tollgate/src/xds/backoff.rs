@@ -53,15 +53,20 @@ impl Backoff {
         Self { settings, next: settings.initial }
     }
 
-    /// Returns the pause after a stream. `random` is from 0 to 1.
-    pub(super) fn pause(&mut self, ended: Ended, random: f64) -> Duration {
+    /// Returns whether a stream has served long enough for pauses to begin anew: longer than the longest of them. A server that
+    /// answers and closes each stream at once would be asked twice a second otherwise.
+    pub(super) fn has_served(&self, ended: Ended, lasted: Duration) -> bool {
+        ended == Ended::Served && lasted >= self.settings.max
+    }
+
+    /// Returns the pause after a stream that lasted this long. `random` is from 0 to 1.
+    pub(super) fn pause(&mut self, ended: Ended, lasted: Duration, random: f64) -> Duration {
         let BackoffSettings { initial, max, jitter, after_dial } = self.settings;
+        if self.has_served(ended, lasted) {
+            self.next = initial;
+        }
         let base = match (ended, after_dial) {
             (Ended::Dial, Some(pause)) => pause,
-            (Ended::Served, _) => {
-                self.next = initial;
-                self.grow()
-            }
             (Ended::Asked, _) => return Duration::ZERO,
             _ => self.grow(),
         };
@@ -80,14 +85,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_and_begin_anew_after_a_response() {
+    fn pauses_double_and_begin_anew_after_a_stream_that_served() {
         let mut backoff = Backoff::new(BackoffSettings::default());
-        let mut millis = |ended, random| backoff.pause(ended, random).as_millis();
+        let mut lasted = Duration::ZERO;
+        let mut millis = |ended, random| {
+            lasted += Duration::from_millis(1_500);
+            backoff.pause(ended, lasted, random).as_millis()
+        };
         assert_eq!(millis(Ended::Silent, 0.5), 500);
         assert_eq!(millis(Ended::Dial, 0.5), 1_000);
         assert_eq!([millis(Ended::Dial, 0.0), millis(Ended::Dial, 1.0)], [1_000, 6_000]);
-        assert_eq!([millis(Ended::Dial, 1.0), millis(Ended::Dial, 1.0)], [10_000, 10_000]);
-        assert_eq!(millis(Ended::Served, 0.5), 500);
+        assert_eq!(
+            [millis(Ended::Dial, 1.0), millis(Ended::Served, 0.5)],
+            [10_000, 10_000],
+            "served for 9 s"
+        );
+        assert_eq!(millis(Ended::Served, 0.5), 500, "for 10.5 s");
         assert_eq!(millis(Ended::Silent, 0.5), 1_000);
     }
 
@@ -96,8 +109,8 @@ mod tests {
         let settings =
             BackoffSettings { after_dial: Some(Duration::from_secs(3)), jitter: 0.0, ..Default::default() };
         let mut backoff = Backoff::new(settings);
-        assert_eq!(backoff.pause(Ended::Dial, 0.9), Duration::from_secs(3));
-        assert_eq!(backoff.pause(Ended::Dial, 0.9), Duration::from_secs(3));
-        assert_eq!(backoff.pause(Ended::Silent, 0.9), Duration::from_millis(500));
+        let mut pause = |ended| backoff.pause(ended, Duration::ZERO, 0.9);
+        assert_eq!([pause(Ended::Dial), pause(Ended::Dial)], [Duration::from_secs(3); 2]);
+        assert_eq!(pause(Ended::Silent), Duration::from_millis(500));
     }
 }

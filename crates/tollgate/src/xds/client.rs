@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tollgate_core::{Clock, SystemClock, TimeDelta, Timestamp};
 use tollgate_rules::{Diagnostics, Source};
 use tonic::Status;
@@ -82,8 +83,9 @@ pub(crate) struct XdsClient {
     applied: Option<Arc<Vec<Source>>>,
     refusals: Repeated,
     failures: Repeated,
-    /// Whether the log has the present connection. One that ends without a response and comes again is not logged again.
+    /// Whether the log has that the server was reached, and that it answers, since the last failure there.
     is_announced: bool,
+    is_answering: bool,
 }
 
 /// A reason that may come again and again.
@@ -119,29 +121,41 @@ impl XdsClient {
         status: Arc<XdsStatus>,
     ) -> JoinHandle<()> {
         let (refusals, failures) = Default::default();
-        let client = Self { settings, sink, status, applied: None, refusals, failures, is_announced: false };
+        let client = Self {
+            settings,
+            sink,
+            status,
+            applied: None,
+            refusals,
+            failures,
+            is_announced: false,
+            is_answering: true,
+        };
         tokio::spawn(client.run())
     }
 
     async fn run(mut self) {
         let mut backoff = Backoff::new(self.settings.backoff);
         loop {
+            let began = Instant::now();
             let (ended, why) = self.stream().await;
+            let lasted = began.elapsed();
+            if backoff.has_served(ended, lasted) {
+                self.failures.clear();
+            }
             if ended == Ended::Asked {
                 tracing::debug!("xDS stream ended: {why}");
             } else {
-                self.record_failure(ended, &why);
+                self.record_failure(&why);
             }
-            tokio::time::sleep(backoff.pause(ended, random())).await;
+            tokio::time::sleep(backoff.pause(ended, lasted, random())).await;
         }
     }
 
-    fn record_failure(&mut self, ended: Ended, why: &str) {
+    fn record_failure(&mut self, why: &str) {
         self.status.record_ended(why);
-        if ended != Ended::Silent {
-            self.is_announced = false;
-        }
         if self.failures.is_due(why, SystemClock::new().now()) {
+            (self.is_announced, self.is_answering) = (false, false);
             tracing::warn!(
                 "Failed to receive configuration from xDS Management Server: {why}; keeping the current rules"
             );
@@ -202,8 +216,7 @@ impl XdsClient {
                 continue;
             };
             ended = Ended::Served;
-            if self.failures.last.is_some() {
-                self.failures.clear();
+            if !std::mem::replace(&mut self.is_answering, true) {
                 tracing::info!(server = %self.settings.server, "xDS Management Server answers again");
             }
             files = self.sink.file_changes();

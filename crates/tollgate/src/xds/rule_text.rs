@@ -101,6 +101,8 @@ fn metadata(value: &Value) -> String {
         Some(Kind::BoolValue(value)) => value.to_string(),
         // The loader reads what is no number of YAML as text.
         Some(Kind::NumberValue(value)) if !value.is_finite() => quoted(&value.to_string()),
+        // With an exponent: the loader reads longer whole numbers as text, because not all of their digits would be kept.
+        Some(Kind::NumberValue(value)) if value.abs() >= 1e15 => format!("{value:e}"),
         Some(Kind::NumberValue(value)) => value.to_string(),
         Some(Kind::StringValue(text)) => quoted(text),
         Some(Kind::StructValue(fields)) => mapping(fields),

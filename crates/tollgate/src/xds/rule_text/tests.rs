@@ -113,6 +113,7 @@ fn every_field_arrives() {
             Value { kind: Some(Kind::NumberValue(1.5)) },
             Value { kind: Some(Kind::StringValue("2".to_owned())) },
             Value { kind: Some(Kind::NumberValue(f64::NAN)) },
+            Value { kind: Some(Kind::NumberValue(-1e300)) },
         ],
     };
     let fields = [
@@ -125,7 +126,7 @@ fn every_field_arrives() {
     assert!(
         file.text.ends_with(
             "rate_limit: {unlimited: true, name: \"free\", replaces: [{name: \"paid\"}]}\n    quota_mode: true\n    \
-             detailed_metric: true\n    metadata: {\"a b\": true, \"l\": [1.5, \"2\", \"NaN\"], \"n\": null}\n"
+             detailed_metric: true\n    metadata: {\"a b\": true, \"l\": [1.5, \"2\", \"NaN\", -1e300], \"n\": null}\n"
         ),
         "{}",
         file.text
