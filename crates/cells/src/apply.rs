@@ -396,8 +396,10 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             }));
         }
         let over = |(charge, left): (&Charge<'_>, &Outcome)| {
-            charge.cost.units().saturating_sub(left.remaining) / charge.limit.parts_of_unit().max(1)
+            // No counter holds more than twice its limit, whatever was reported.
+            let units = charge.cost.units().min(charge.limit.capacity().saturating_mul(2));
+            units.saturating_sub(left.remaining) / charge.limit.parts_of_unit().max(1)
         };
-        debits().zip(&left).map(over).sum()
+        debits().zip(&left).map(over).fold(0, u64::saturating_add)
     }
 }

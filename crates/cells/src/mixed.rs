@@ -16,8 +16,8 @@ use crate::regional::{Charges, RegionalStore};
 use crate::stats::add;
 use smallvec::SmallVec;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, CounterStore, Enforcement, Mode, Outcome, Outcomes, Permit,
-    RegionMode, StoreError, Timestamp,
+    Admission, Charge, Clock, CounterStore, Enforcement, Mode, Outcome, Outcomes, Permit, RegionMode,
+    StoreError, Timestamp,
 };
 
 type Indexes = SmallVec<[usize; 4]>;
@@ -111,7 +111,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     /// Undoes what the own store has applied.
     async fn refund(&self, charges: &[Charge<'_>], taken: &[usize], whole: &mut Outcomes) {
         let (held, spent): (Vec<usize>, Vec<usize>) =
-            taken.iter().partition(|at| charges[**at].limit.algorithm() == Algorithm::Concurrency);
+            taken.iter().partition(|at| charges[**at].limit.is_released(charges[**at].permit));
         let refunds: Vec<Charge<'_>> =
             spent.iter().map(|at| Charge { cost: charges[*at].cost.negated(), ..charges[*at] }).collect();
         if !refunds.is_empty()

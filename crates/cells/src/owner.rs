@@ -12,8 +12,8 @@ use futures_util::future::join_all;
 use std::future::Future;
 use std::sync::Arc;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterId, CounterStore, Enforcement, LastKnown, Outcome,
-    Outcomes, Permit, StoreError, UnitReturn,
+    Admission, Charge, Clock, Cost, CounterId, CounterStore, Enforcement, LastKnown, Outcome, Outcomes,
+    Permit, StoreError, UnitReturn,
 };
 
 /// Carries requests to other cells.
@@ -253,7 +253,7 @@ pub(crate) fn is_applied(enforcement: Enforcement, outcome: &Outcome, admission:
 
 /// Returns the messages that undo charges which an owner has applied.
 pub(crate) fn undoing(applied: &[SentCharge]) -> Vec<Message> {
-    let is_held = |charge: &&SentCharge| charge.counter.limit.algorithm() == Algorithm::Concurrency;
+    let is_held = |charge: &&SentCharge| charge.counter.limit.is_released(charge.permit);
     let (held, spent): (Vec<&SentCharge>, Vec<&SentCharge>) =
         applied.iter().filter(|charge| !charge.cost.is_peek()).partition(is_held);
     let mut messages = Vec::new();

@@ -209,6 +209,13 @@ impl Limit {
         }
     }
 
+    /// Returns whether a release of the holder undoes what a charge with this permit takes. A refund undoes it otherwise: permits
+    /// without a holder have nothing to be released by.
+    #[must_use]
+    pub fn is_released(&self, permit: PermitId) -> bool {
+        self.shape == Shape::Permits && permit != PermitId::ANONYMOUS
+    }
+
     /// Returns whether the state is unused or of this limit's kind; a state that another kind left counts as unused.
     #[must_use]
     pub const fn reads(&self, state: &State) -> bool {

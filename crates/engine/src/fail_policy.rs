@@ -25,6 +25,8 @@ use tollgate_rules::{Charges, FailPolicy, FleetStanding, Plan};
 
 /// Retry delay for a caller denied because the store failed.
 const RETRY_AFTER: TimeDelta = TimeDelta::from_secs(1);
+/// Attempts to charge what is left of a request whose other parts cannot be charged. Each may wait for the store.
+const MAX_ATTEMPTS: usize = 3;
 
 /// A request whose charges the store could not all decide.
 struct UndecidedRequest<'a, 'p> {
@@ -134,7 +136,7 @@ impl<S: CounterStore> Limiter<S> {
         known: Option<Outcomes>,
     ) -> Reached {
         let mut late: Vec<LateCharge> = error.late().into_iter().cloned().collect();
-        let failed = match error {
+        let mut failed = match error {
             StoreError::Partial { failed, .. } => failed,
             _ => (0..plan.limits.len()).collect(),
         };
@@ -143,7 +145,6 @@ impl<S: CounterStore> Limiter<S> {
         let is_applied = |at: usize, charge: &Charge<'_>| {
             charge.enforcement == Enforcement::Independent && at < before.per_charge.len()
         };
-        let is_open = |at: usize, charge: &Charge<'_>| !failed.contains(&at) && !is_applied(at, charge);
         let mut charges = Charges::new();
         plan.charges(permit, &mut charges);
         let mut undecided: SmallVec<[bool; 8]> =
@@ -153,9 +154,15 @@ impl<S: CounterStore> Limiter<S> {
         (0..charges.len())
             .filter(|at| undecided[*at])
             .for_each(|at| outcomes.per_charge[at] = Outcome::UNKNOWN);
-        let has_rest = (0..).zip(&charges).any(|(at, charge)| is_open(at, charge));
         drop(charges);
-        if has_rest {
+        // Each attempt leaves out what the one before found to be away; the parts of a request may fail one after the other.
+        for attempt in 1..=MAX_ATTEMPTS {
+            let is_open = |at: usize, charge: &Charge<'_>| !failed.contains(&at) && !is_applied(at, charge);
+            let has_rest =
+                (0..plan.limits.len()).any(|at| is_open(at, &plan.charge(&plan.limits[at], permit)));
+            if !has_rest {
+                break;
+            }
             let mut charged = self.charge_some(plan, permit, &outcomes, is_open).await;
             if let Ok(first) = &mut charged {
                 let standing = plan.fleet.map_or(FleetStanding::Fair, |own| own.standing);
@@ -171,10 +178,20 @@ impl<S: CounterStore> Limiter<S> {
                     undecided.clear();
                     undecided.extend((0..plan.limits.len()).map(|at| failed.contains(&at)));
                     outcomes = charged;
+                    break;
                 }
                 Err(error) => {
                     late.extend(error.late().into_iter().cloned());
-                    leaks |= plan.leave_guarantee(FleetStanding::Fair);
+                    match error {
+                        StoreError::Partial { failed: more, .. } if attempt < MAX_ATTEMPTS => {
+                            failed.extend(more);
+                            leaks |= self.leave_failed_guarantee(plan, &failed);
+                        }
+                        _ => {
+                            failed = (0..plan.limits.len()).collect();
+                            leaks |= plan.leave_guarantee(FleetStanding::Fair);
+                        }
+                    }
                     outcomes.per_charge.truncate(plan.limits.len());
                     undecided.truncate(plan.limits.len());
                 }
@@ -303,7 +320,7 @@ impl<S: CounterStore> Limiter<S> {
             taken.push(undecided.plan.charge(matched, permit.permit));
         }
         let (held, spent): (Vec<_>, Vec<_>) =
-            taken.into_iter().partition(|charge| charge.limit.algorithm() == Algorithm::Concurrency);
+            taken.into_iter().partition(|charge| charge.limit.is_released(charge.permit));
         if !spent.is_empty() {
             let refunds: Vec<_> =
                 spent.into_iter().map(|charge| Charge { cost: charge.cost.negated(), ..charge }).collect();

@@ -237,8 +237,9 @@ impl<S: CounterStore> Limiter<S> {
         }
         let Some(capacity) = own.reserved_capacity() else { return };
         let part = || match (capacity, self.live_nodes()) {
-            // All of it is this node's, and what it gets of that is what it gives.
-            (FleetCapacity::InFlight { .. }, 0 | 1) => NodePart::Unknown,
+            // What it gets of it is what it gives.
+            (FleetCapacity::InFlight { .. }, 1) => NodePart::Whole,
+            (FleetCapacity::InFlight { .. }, 0) => NodePart::Unknown,
             (_, nodes) => node_part(capacity, nodes.max(1), permit, || entry.fleet.places.read_reserve(at)),
         };
         own.rank_in_reserve(reserve.is_excess(now, entry.request, part));

@@ -68,13 +68,19 @@ impl WorkerGates {
         gates
     }
 
-    /// Adjusts to new rules: gates whose settings are gone are dropped when their last request ends.
+    /// Adjusts to new rules: gates whose settings are gone are dropped, those with requests in flight at a later change of the rules.
+    /// Rules that are rolled back find them, and what is in flight counts on.
     pub(crate) fn on_rules_changed(&self, rules: &Ruleset) {
         let limits = |domain: &Domain| domain.overload().is_some_and(|overload| overload.workers.is_some());
         self.is_enabled.store(rules.domains().any(limits), Ordering::Relaxed);
         self.gates.rcu(|gates| {
             let mut kept = Gates::clone(gates);
-            kept.retain(|domain, _| rules.domain(domain).is_some_and(limits));
+            kept.retain(|domain, own| {
+                if !rules.domain(domain).is_some_and(limits) {
+                    own.retain(|_, gate| gate.gate.in_flight() > 0);
+                }
+                !own.is_empty()
+            });
             kept
         });
     }

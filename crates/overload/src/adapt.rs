@@ -136,7 +136,10 @@ impl AdaptController {
             // What was reported after a step that was missed counts in a later one.
             let until = if at + self.config.step > now { now } else { at };
             steps.extend(self.step_by(|peak| peak.at <= until));
-            self.next = until + self.config.step;
+            // Counted from when the step was due: reports that come a little more often than steps would else make every second
+            // one. Not so soon that a late step and the next one are one after the other.
+            let half = TimeDelta::from_micros(self.config.step.as_micros() / 2);
+            self.next = (at + self.config.step).max(until + half);
         }
         steps
     }

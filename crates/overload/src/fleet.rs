@@ -200,10 +200,14 @@ impl FleetFairness {
         follow(throughput, &self.admitted.0);
         follow(guaranteed, &self.guaranteed);
         follow(uncovered, &self.uncovered);
-        let shared = durations.shared_out(part(), length, *throughput);
+        let part = part();
+        let shared = durations.shared_out(part, length, *throughput);
         // What is not shared out is a part of what is left to share, not of what is guaranteed.
         let kept = *guaranteed * (1.0 / DISTRIBUTED - 1.0);
         ranking.shares.update(length, (shared + kept - *uncovered).max(0.0), demand);
+        if part == NodePart::Whole && demand.tenants() <= 1 {
+            ranking.shares.share_without_bound();
+        }
         self.is_measured.store(true, Ordering::Relaxed);
     }
 }

@@ -34,6 +34,8 @@ const GUARANTEE_DEPTH: u64 = 4_000_000;
 const POOL_DEPTH: u64 = 500_000;
 const FAIR_DEPTH: u64 = 500_000;
 const LEAST_UNITS: u64 = 4;
+/// A level that no demand reaches.
+const UNBOUNDED: f64 = u32::MAX as f64;
 /// Part of the throughput that fair shares distribute: the rest keeps the queue of what is within them short.
 pub(crate) const DISTRIBUTED: f64 = 0.95;
 /// Part of its bucket from which on a tenant is well within its share.
@@ -146,6 +148,11 @@ pub(crate) struct TenantDemand(Vec<f64>);
 impl TenantDemand {
     pub(crate) fn new() -> Self {
         Self(vec![0.0; SLOTS + 1])
+    }
+
+    /// Returns the number of tenants that ask for anything; those that are not told apart are one.
+    pub(crate) fn tenants(&self) -> usize {
+        self.0.iter().filter(|rate| **rate > 0.0).count()
     }
 }
 
@@ -299,6 +306,13 @@ impl Shares {
         }
     }
 
+    /// Gives every tenant as much as it asks for, until the next update.
+    pub(crate) fn share_without_bound(&self) {
+        for tier in &self.tiers {
+            tier.fair_interval.store(interval(UNBOUNDED), Ordering::Relaxed);
+        }
+    }
+
     /// Returns the state of each tier at this throughput; the last is that of requests without one.
     pub(crate) fn states(&self, demand: &TenantDemand, throughput: f64) -> Vec<TierState> {
         let state = |tier: &Tier| TierState {
@@ -357,7 +371,7 @@ fn water_level(tenants: &mut [(f64, f64)], capacity: f64) -> f64 {
         left -= rate;
         weights -= weight;
     }
-    f64::from(u32::MAX)
+    UNBOUNDED
 }
 
 #[cfg(test)]

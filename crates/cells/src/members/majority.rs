@@ -19,6 +19,8 @@ use tollgate_core::{CounterKey, KeyPart, StableHasher, TimeDelta, Timestamp};
 
 /// Changes of the living cells that are remembered. What is older counts as unknown.
 const MAX_EPOCHS: usize = 32;
+/// Longest silence time of a peer that is believed, in microseconds: no cell can be configured with a longer one.
+const MAX_SILENCE: u64 = 60_000_000;
 
 impl Members {
     /// Returns the silence time that owners are chosen by: the longest of all cells, because a cell goes on deciding for
@@ -63,7 +65,7 @@ impl Members {
     /// Updates who owns counters. Called once in a tick.
     pub fn refresh(&self, now: Timestamp) {
         let roster = self.roster.load();
-        let silences = roster.indexes().filter_map(|at| self.hello(at)?.silence);
+        let silences = roster.indexes().filter_map(|at| Some(self.hello(at)?.silence?.min(MAX_SILENCE)));
         let longest = silences.fold(self.config.silence.as_micros(), u64::max);
         self.longest_silence.store(longest, Ordering::Relaxed);
         let has_stood_still = self.has_stood_still(now);

@@ -4,7 +4,7 @@ use crate::error::{ValidationError, check_text, invalid};
 use serde::{Deserialize, Serialize};
 use tollgate_engine::Network;
 use tollgate_replica::{KeyHasher, prefix};
-use tollgate_rules::Ruleset;
+use tollgate_rules::{ADAPT_RULE, Domain, Ruleset};
 use utoipa::ToSchema;
 use utoipa::openapi::Ref;
 use utoipa::openapi::schema::{AdditionalProperties, Object, ObjectBuilder, Type};
@@ -190,7 +190,7 @@ impl EmergencySpec {
                 (value.clone(), value)
             }
             TargetKind::Rule => {
-                if !rules.rules().iter().any(|rule| rule.name == value) {
+                if !has_rule(rules, &value) {
                     let reason = "no active rule has this name; `tollgate rules show current` and GET /admin/v1/rules/current show the rules";
                     return Err(invalid("target.value", reason));
                 }
@@ -213,4 +213,11 @@ impl EmergencySpec {
             ttl,
         })
     }
+}
+
+/// Returns whether a measure can be for a rule of this name: one of the rules, or the limits that follow signals, which the names of
+/// `overload` stand for without being a rule.
+fn has_rule(rules: &Ruleset, name: &str) -> bool {
+    let adapts = |domain: &Domain| domain.overload().is_some_and(|overload| overload.adapt.is_some());
+    rules.rules().iter().any(|rule| rule.name == name) || (name == ADAPT_RULE && rules.domains().any(adapts))
 }

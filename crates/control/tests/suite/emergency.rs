@@ -105,6 +105,11 @@ pub(crate) async fn an_invalid_measure_is_rejected_with_its_field(address: Strin
         let error = declare(&control, &sent).await.expect_err("invalid");
         assert_eq!(error.place, field, "{sent}: {error:?}");
     }
+    let adapted = with("disable_rule", "rule", "overload/adapt");
+    assert_eq!(
+        declare(&control, &adapted).await.expect_err("no limit follows signals").place,
+        "target.value"
+    );
     assert!(control.audit(None, 10).await.expect("an answer").is_empty());
 }
 

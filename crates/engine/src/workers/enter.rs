@@ -247,6 +247,9 @@ impl<S> Limiter<S> {
         let mut states: Vec<UpstreamState> = Vec::new();
         for (domain, own) in gates.iter() {
             let overload = rules.domain(domain).and_then(|domain| domain.overload());
+            if overload.is_none_or(|overload| overload.workers.is_none()) {
+                continue;
+            }
             let fairness = overload.and_then(|overload| overload.fairness.as_ref());
             let shares = fairness.map_or_else(Vec::new, |fairness| fairness.tiers.clone());
             states.extend(own.iter().map(|(upstream, gate)| UpstreamState {

@@ -158,6 +158,31 @@ fn pending_charges_are_reconciled_before_a_check() {
     assert_eq!(outage.passed(&[("t", "two")], 100), (46, Origin::Store));
 }
 
+/// Parts of a request that fail one after the other, as where units of one counter are still to be charged: what can be decided is, by its
+/// own counters.
+#[test]
+fn parts_that_fail_one_after_the_other_leave_the_rest_alone() {
+    let outage = outage(
+        "
+domain: d
+descriptors:
+  - {key: login, name: login, class: security, limit: 1000/hour}
+  - {key: tenant, name: tenant, limit: 1000/hour}
+  - {key: user, name: user, limit: 1000/hour}
+",
+    );
+    outage.set(PARTIAL);
+    for user in ["dead1", "dead2", "dead3", "dead4"] {
+        let request = [("login", "k"), ("tenant", "dead"), ("user", user)];
+        assert_eq!(outage.passed(&request, 1), (1, Origin::Local), "{user}");
+    }
+    assert_eq!(
+        outage.passed(&[("login", "k")], 1_000),
+        (996, Origin::Store),
+        "four were charged where they belong"
+    );
+}
+
 /// A part that is set aside for outages is divided by the nodes that are alive; without knowing how many, no node has it.
 #[test]
 fn a_reserved_part_is_divided_by_the_nodes_alive() {

@@ -129,7 +129,8 @@ impl LabelSlots {
     fn build_layout(&mut self, rules: Arc<Ruleset>) -> LabelLayout {
         let mut slots = vec![OTHER; rules.rules().len()];
         let mut domains = Vec::new();
-        let mut apart = vec![0; rules.rules().len()];
+        // Rules that no request matches by its keys, as those of `overload`, have no counters of callers.
+        let mut apart = vec![u32::MAX; rules.rules().len()];
         let mut key_sets: HashMap<Vec<&str>, u32> = HashMap::new();
         for domain in rules.domains() {
             let name: Arc<str> = domain.name().into();
@@ -310,6 +311,20 @@ mod tests {
         assert_ne!(first.slot(0), second.slot(0), "c is not a");
         assert_eq!(first.unmatched("d"), second.unmatched("d"));
         assert_eq!(first.unmatched("elsewhere"), OTHER);
+    }
+
+    /// Every caller would be at the limit that all of them share.
+    #[test]
+    fn the_fleets_capacity_is_no_limit_of_a_caller() {
+        let text =
+            "{domain: d, descriptors: [{key: user, limit: 1/s}], overload: {fleet: {capacity: 5/second}}}";
+        let set = rules(text);
+        let fleet = set.rules().iter().position(|rule| rule.name == "overload/fleet").expect("a rule");
+        let layout = LabelRegistry::new().layout(Arc::clone(&set));
+        assert!(
+            layout.is_per_value(0, "user")
+                && !layout.is_per_value(u32::try_from(fleet).expect("few"), "user")
+        );
     }
 
     /// Ten thousand rules must not create ten thousand series.

@@ -39,6 +39,15 @@ fn no_step_comes_early() {
     assert_eq!(controller.report([], at(15)).len(), 1);
 }
 
+/// A worker whose timer is a little faster than the steps would else make every second one.
+#[test]
+fn reports_that_come_a_little_early_make_a_step_each() {
+    let mut controller = controller();
+    let report = |n: u64| Timestamp::from_micros(4_900_000 * n);
+    let steps: usize = (0..20).map(|n| controller.report([(0, 150.0)], report(n)).len()).sum();
+    assert!((18..=20).contains(&steps), "{steps} steps in 20 intervals");
+}
+
 /// A node without traffic must not keep limits tightened, nor tighten them further by what was reported long ago.
 #[test]
 fn missed_steps_are_made_up_for() {

@@ -12,6 +12,8 @@
 pub enum NodePart {
     /// How many nodes there are is unknown: the node shares out what it gets.
     Unknown,
+    /// All of the capacity is this node's: it shares out what it gets, and a tenant that is alone there has nobody to leave any of it to.
+    Whole,
     /// Units per second.
     Rate(f64),
     /// Places in flight.
@@ -60,7 +62,7 @@ impl Durations {
     /// second that are shared out.
     pub(super) fn shared_out(&mut self, part: NodePart, length: f64, admitted: f64) -> f64 {
         let (rate, has_more) = match part {
-            NodePart::Unknown => return admitted,
+            NodePart::Unknown | NodePart::Whole => return admitted,
             NodePart::Rate(rate) => return admitted.max(rate),
             NodePart::InFlight { places, held: NodePlaces::Lasting(seconds) } => {
                 let rate = places / seconds.max(1e-3);

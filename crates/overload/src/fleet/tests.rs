@@ -57,6 +57,28 @@ fn tables_of_tenants_are_made_when_the_capacity_is_contended() {
     assert_eq!(fairness.states(at(60)).len(), 1, "those without a tier");
 }
 
+/// A tenant that is alone would leave a part of what is reserved for it to nobody, for as long as it asks for all of it.
+#[test]
+fn one_tenant_that_has_all_nodes_to_itself_is_never_beyond_its_share() {
+    for (tenants, part, is_ever_excess) in
+        [(1, NodePart::Whole, false), (2, NodePart::Whole, true), (1, NodePart::Unknown, true)]
+    {
+        let fairness = FleetFairness::new(7, &[]);
+        let mut has_excess = false;
+        for now in (0..3_000).step_by(10).map(at) {
+            fairness.press(now);
+            for request in 0..4 {
+                let is_excess = fairness.is_excess(now, one(1 + request % tenants, NO_TIER), || part);
+                has_excess |= is_excess;
+                if request < 3 {
+                    fairness.count_admitted(1);
+                }
+            }
+        }
+        assert_eq!(has_excess, is_ever_excess, "{tenants} tenants, {part:?}");
+    }
+}
+
 /// One that takes all that others leave has no share besides that.
 #[test]
 fn what_is_taken_beyond_a_share_is_debited_from_it() {

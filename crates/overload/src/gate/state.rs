@@ -43,6 +43,12 @@ impl<W> Gate<W> {
         self.places.waiting()
     }
 
+    /// Returns the number of requests in flight.
+    #[must_use]
+    pub fn in_flight(&self) -> u32 {
+        self.places.in_flight()
+    }
+
     /// Returns the limit of requests in flight.
     #[must_use]
     #[inline]

@@ -161,7 +161,11 @@ fn metadata(decision: &Decision) -> Option<Struct> {
     }
     if let Some(class) = decision.shed_class {
         text("shed", class.name().to_owned());
-        text("reason", decision.reason.as_deref().unwrap_or_default().to_owned());
+    }
+    if let Some(reason) = decision.reason.as_deref()
+        && (decision.shed_class.is_some() || !decision.is_allowed())
+    {
+        text("reason", reason.to_owned());
     }
     let rules = [
         ("denied_by", decision.denied_by),

@@ -1,8 +1,11 @@
 //! Learns the other cells from the node list of the control-plane database: each node announces its cell in its heartbeat.
 //!
 //! For a cell without configured peers. What the list says is held to the rules of `--peer`: `http://` on loopback alone,
-//! `https://` only with certificates, and nothing off loopback without the secret that API keys are hashed with. While the
-//! database is unavailable, the cells that were known stay.
+//! `https://` only with certificates, and nothing off loopback without the secret that API keys are hashed with.
+//!
+//! A cell that is left out counts for nothing: the others have its part, and what is admitted is no longer reported to it. So a
+//! heartbeat that is missing is not enough. While the database cannot be read or written the cells that were known stay, and so
+//! does one that answers, whatever the list says of it.
 
 use crate::config::cells::Cells;
 use crate::server::cells::CellStore;
@@ -47,6 +50,8 @@ pub(crate) struct Learner {
     pub(crate) cells: Cells,
     running: HashMap<usize, AbortHandle>,
     tasks: JoinSet<()>,
+    /// The cells of the last reading, by address.
+    known: BTreeMap<String, Announced>,
     /// Announcements that were refused, as far as the log has them.
     refused: BTreeSet<String>,
 }
@@ -60,7 +65,8 @@ impl Learner {
         cells: Cells,
     ) -> Self {
         let (running, tasks, refused) = (HashMap::new(), JoinSet::new(), BTreeSet::new());
-        Self { control, limiter, store, links, tls, ticks, cells, running, tasks, refused }
+        let known = BTreeMap::new();
+        Self { control, limiter, store, links, tls, ticks, cells, running, tasks, known, refused }
     }
 
     /// Reads the list for the first time. Traffic waits for it, for a short time.
@@ -87,7 +93,10 @@ impl Learner {
                 return false;
             }
         };
-        let announced = self.announced(&nodes);
+        let mut announced = self.announced(&nodes);
+        let is_own_current = nodes.iter().any(|node| node.is_self && !node.stale);
+        keep_known(&mut announced, &self.known, is_own_current, &self.answering());
+        self.known.clone_from(&announced);
         let peers: Vec<PeerConfig> = announced.values().map(|(peer, _)| peer.clone()).collect();
         let PeerChanges { added, removed } = self.store.set_peers(&peers);
         for at in &removed {
@@ -114,6 +123,13 @@ impl Learner {
             false => self.limiter.set_live_nodes(count(peers.len() + 1)),
         }
         true
+    }
+
+    /// Returns the addresses of the cells that answer.
+    fn answering(&self) -> BTreeSet<String> {
+        let (members, now) = (self.store.members(), self.limiter.clock().now());
+        let peers = members.peers(now).into_iter().filter(|(at, _)| !members.is_silent(*at, now));
+        peers.filter_map(|(at, _)| members.peer(at)).map(|peer| peer.address).collect()
     }
 
     /// Returns the cells that nodes announce, by address: without this one, those that are gone, and what is refused.
@@ -162,5 +178,42 @@ impl Learner {
         let address = crate::config::cells::authority(&parsed);
         let peer = PeerConfig { region: region.to_owned(), address, store: name.to_owned() };
         Ok(Some((peer, parsed)))
+    }
+}
+
+/// Adds the cells of the last reading that stay although the list does not have them any more: those that answer, and all if this
+/// node's own heartbeat is missing too, because that says something of the database and not of the cells.
+fn keep_known<A: Clone>(
+    announced: &mut BTreeMap<String, A>,
+    known: &BTreeMap<String, A>,
+    is_own_current: bool,
+    answering: &BTreeSet<String>,
+) {
+    for (address, cell) in known {
+        if !is_own_current || answering.contains(address) {
+            announced.entry(address.clone()).or_insert_with(|| cell.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each cell would have the whole limit, and report to none what it admits.
+    #[test]
+    fn a_missing_heartbeat_drops_only_a_cell_that_does_not_answer() {
+        let list = |addresses: &[&str]| -> BTreeMap<String, ()> {
+            addresses.iter().map(|address| ((*address).to_owned(), ())).collect()
+        };
+        let kept = |fresh: &[&str], is_own_current: bool, answering: &[&str]| {
+            let mut announced = list(fresh);
+            let answering = answering.iter().map(|address| (*address).to_owned()).collect();
+            keep_known(&mut announced, &list(&["a", "b"]), is_own_current, &answering);
+            announced.into_keys().collect::<Vec<_>>()
+        };
+        assert_eq!(kept(&["a", "c"], true, &["a"]), ["a", "c"], "b is gone");
+        assert_eq!(kept(&["a"], true, &["a", "b"]), ["a", "b"], "b has lost the database alone");
+        assert_eq!(kept(&[], false, &[]), ["a", "b"], "nothing can be written");
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::harness::{self, Folder, Gateway, Prometheus, Redis, Server, eventually, exchange, request};
 use serde_json::{Value, json};
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
 
 fn rules(signals: &str) -> String {
     format!(
@@ -131,6 +132,44 @@ fn a_prometheus_is_asked_and_its_death_lets_the_signal_expire() {
         (percent(server.http) == 100.0).then_some(())
     });
     server.wait_for_log("its signals expire");
+}
+
+/// Answers queries in the place of a Prometheus, which is not overloaded on request: those that contain `heavy` as one that gives up.
+fn overloaded_prometheus() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    // Ends with the test process.
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let (mut received, mut chunk) = (Vec::new(), [0; 1024]);
+            while !received.windows(8).any(|end| end == b"timeout=") {
+                match stream.read(&mut chunk) {
+                    Ok(1..) => received.extend_from_slice(&chunk),
+                    _ => break,
+                }
+            }
+            let (status, body) = match String::from_utf8_lossy(&received).contains("heavy") {
+                true => ("503 Service Unavailable", json!({"status": "error", "errorType": "timeout"})),
+                false => (
+                    "200 OK",
+                    json!({"status": "success", "data": {"resultType": "scalar", "result": [1, "150"]}}),
+                ),
+            };
+            let body = body.to_string();
+            let head =
+                format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+            let _ = stream.write_all((head + &body).as_bytes());
+        }
+    });
+    address
+}
+
+#[test]
+fn a_query_that_fails_puts_off_no_other() {
+    let signals = "first: {above: 1, query: heavy}, queue: {above: 100, query: light}";
+    let url = format!("http://{}", overloaded_prometheus());
+    let server = Server::start_with_rules(&rules(signals), &["--prometheus", &url]);
+    eventually("limits to follow the other query", || (percent(server.http) == 50.0).then_some(()));
 }
 
 #[test]

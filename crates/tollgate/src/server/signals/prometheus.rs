@@ -132,6 +132,8 @@ pub(super) struct Queries {
     schedule: HashMap<SignalQuery, Schedule>,
     /// Of the server itself.
     server: Schedule,
+    /// Queries that were not answered in time, one after the other.
+    timed_out: u32,
     stats: Arc<QueryStats>,
 }
 
@@ -147,6 +149,7 @@ impl Queries {
             headers,
             schedule: HashMap::new(),
             server: Schedule { due: Timestamp::ZERO, pause: TimeDelta::ZERO },
+            timed_out: 0,
             stats: Arc::default(),
         })
     }
@@ -181,22 +184,35 @@ impl Queries {
         }
     }
 
-    /// Asks one query and records its value. Returns when it is due again.
+    /// Asks one query and records its value. Returns when it is due again. One query may be too much for the server, by its answer or
+    /// because there is none: that puts off this one alone, and all only if the next one is not answered either.
     async fn ask(&mut self, query: &SignalQuery, paused: TimeDelta) -> Schedule {
         let body = format!("query={}&timeout={}s", encoded(&query.query), DEADLINE.as_secs());
         let posted = tokio::time::timeout(DEADLINE, self.client.post(&self.headers, Bytes::from(body))).await;
         let now = self.limiter.clock().now();
         let half = TimeDelta::from_micros(query.step.as_micros() / 2);
+        let posted_in_time = posted.is_ok();
         let answer = match posted {
             Ok(Ok(answer)) => answer::value(&answer),
             Ok(Err(PostError::Refused(status, _))) if status.is_client_error() => {
                 Err(format!("it answers {status}; check the query, and --prometheus-token-file"))
             }
-            Ok(Err(error)) => return self.server_failed(&error.to_string(), now),
-            Err(_) => return self.server_failed(&format!("no answer in {} s", DEADLINE.as_secs()), now),
+            Ok(Err(PostError::Refused(status, _))) => Err(format!("it answers {status}")),
+            Ok(Err(error)) => {
+                self.stats.failed.fetch_add(1, Ordering::Relaxed);
+                self.server_failed(&error.to_string(), now);
+                // It stays due.
+                return Schedule { due: now, pause: TimeDelta::ZERO };
+            }
+            Err(_) => Err(format!("no answer in {} s", DEADLINE.as_secs())),
         };
-        if std::mem::replace(&mut self.server.pause, TimeDelta::ZERO) > TimeDelta::ZERO {
-            tracing::info!("Prometheus {} answers again", self.host);
+        self.timed_out = if posted_in_time { 0 } else { self.timed_out.saturating_add(1) };
+        match (&answer, posted_in_time) {
+            (Err(error), false) if self.timed_out > 1 => self.server_failed(error, now),
+            (_, true) if std::mem::replace(&mut self.server.pause, TimeDelta::ZERO) > TimeDelta::ZERO => {
+                tracing::info!("Prometheus {} answers again", self.host);
+            }
+            _ => {}
         }
         let recorded = answer.and_then(|value| match value {
             Some(value) => {
@@ -228,15 +244,13 @@ impl Queries {
         }
     }
 
-    /// Puts all queries off. The one that failed stays due.
-    fn server_failed(&mut self, error: &str, now: Timestamp) -> Schedule {
-        self.stats.failed.fetch_add(1, Ordering::Relaxed);
+    /// Puts all queries off.
+    fn server_failed(&mut self, error: &str, now: Timestamp) {
         if self.server.pause == TimeDelta::ZERO {
             tracing::warn!("Prometheus {} unavailable; its signals expire: {error}", self.host);
         }
         self.server.pause = longer(self.server.pause);
         self.server.due = now + self.server.pause;
-        Schedule { due: now, pause: TimeDelta::ZERO }
     }
 }
 
