@@ -375,6 +375,30 @@ fn a_local_permit_of_a_secret_is_released() {
     }
 }
 
+/// A check names no holder, so a release frees nothing: permits of denied checks would be held until their time is over.
+#[test]
+fn a_denied_check_gives_permits_back_to_every_cell() {
+    let pair = Pair::start();
+    let (us, parts) = (&pair.cells[1].0, [KeyPart::Text("caller")]);
+    let far = scope(RegionMode::Owner, CounterOwner::Region("eu"), "far");
+    let near = scope(RegionMode::Shared, CounterOwner::Hash, "near");
+    let two = LimitSpec::new(Algorithm::Concurrency, Rate::per(2, TimeDelta::from_secs(60))).build();
+    let (two, five) = (two.expect("valid"), limit(1, 5));
+    for (permits, other) in [(&far, &near), (&near, &far)] {
+        for permit in [PermitId::ANONYMOUS, PermitId(7)] {
+            let charge_of = |scope, limit, cost| Charge {
+                permit,
+                ..Charge::new(CounterKey { scope, parts: &parts }, limit, Cost::new(cost))
+            };
+            let held = charge_of(permits, &two, 1);
+            for _ in 0..3 {
+                let denied = charge(us, &[held, charge_of(other, &five, 6)]).expect("decided");
+                assert_eq!((denied.admission, left(us, &held)), (Admission::Denied, 2), "{permit:?}");
+            }
+        }
+    }
+}
+
 /// Without it the lag of a node that only stands by grows for ever, and with it the alert.
 #[test]
 fn a_node_that_stands_by_has_no_lag() {
