@@ -134,7 +134,7 @@ fn rules(
 /// Returns the rule files of a document: itself, or those in a ConfigMap.
 fn rule_texts(document: &Document) -> Vec<Source> {
     match document.kind {
-        Kind::Rules => vec![Source::new(&document.place, document.value.to_string())],
+        Kind::Rules => vec![Source::new(&document.place, &*document.text)],
         Kind::ConfigMap => {
             let files = document.value["data"].as_object().into_iter().flatten();
             let texts = files.filter_map(|(name, text)| Some((name, text.as_str()?)));
@@ -162,7 +162,7 @@ fn check(documents: &[Document], rules: Option<&Ruleset>, report: &mut Report) {
     let mut parts = EnvoyParts::default();
     let (mut has_envoy, mut has_policy, mut has_gateway) = (None, None, false);
     for document in documents {
-        let Document { place, kind, value } = document;
+        let Document { place, kind, value, .. } = document;
         match kind {
             Kind::Envoy => {
                 has_envoy.get_or_insert(place);

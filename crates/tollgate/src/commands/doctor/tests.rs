@@ -1,5 +1,7 @@
 //! Configurations as users write them, and what the doctor says.
 
+mod documents;
+
 use super::*;
 use tollgate_rules::Options;
 
@@ -217,7 +219,7 @@ fn a_policy_of_envoy_gateway_is_described() {
     for part in [
         "rule 0: 10 per hour for each value of header x-user-id and header x-org = acme",
         "rule 1: 3 per second for each address of 0.0.0.0/0",
-        "rule 2: 1000 per minute for all requests of a route together; charged when the response ends",
+        "rule 2: 1000 per minute for all requests of a route together; requests cost nothing when they begin; charged when the response ends",
         "domain `default/shop`",
         "need `rateLimit.backend`",
     ] {
