@@ -114,7 +114,7 @@ fn rules(
         let mut rules = None;
         admin_client::run(&flags.admin, async |client| {
             // Rule files are read as they are; the report is escaped when it is printed.
-            rules = Some(server::check(&client.verbatim(), report).await?);
+            rules = server::check(&client.verbatim(), flags.profile, report).await?;
             Ok(ExitCode::SUCCESS)
         })?;
         return Ok(rules);
