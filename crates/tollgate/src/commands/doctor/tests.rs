@@ -1,6 +1,8 @@
 //! Configurations as users write them, and what the doctor says.
 
 mod documents;
+mod patches;
+mod sending;
 
 use super::*;
 use tollgate_rules::Options;
@@ -105,7 +107,7 @@ fn a_filter_after_the_router_never_runs() {
         rateLimitService: {transportApiVersion: V3, grpcService: {googleGrpc: {targetUri: 'tollgate:8081'}}}\n\
         rateLimits: [{actions: [{remoteAddress: {}}]}]\n";
     let (problems, _, notes) = findings(text, Some(RULES));
-    only(&problems, "never runs");
+    only(&problems, "after the router");
     assert!(
         notes.iter().any(|note| note.contains("Envoy asks tollgate:8081")),
         "names of JSON are read too: {notes:#?}"
