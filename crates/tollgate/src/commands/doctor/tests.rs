@@ -3,6 +3,7 @@
 mod documents;
 mod patches;
 mod sending;
+mod snippets;
 
 use super::*;
 use tollgate_rules::Options;
