@@ -100,7 +100,7 @@ impl Clusters {
 
 fn version(cluster: &Value) -> HttpVersion {
     let options = field(cluster, "typed_extension_protocol_options");
-    let Some((_, options)) = options.and_then(|options| find_typed(options, HTTP_OPTIONS, 0)) else {
+    let Some((_, options)) = options.and_then(|options| find_typed(options, HTTP_OPTIONS)) else {
         // The field of earlier versions, which Envoy still reads.
         return match field(cluster, "http2_protocol_options") {
             Some(_) => HttpVersion::Two,

@@ -201,11 +201,11 @@ impl EnvoyParts {
             self.more_filters = true;
         }
         self.has_ext_authz |= typed(config, EXT_AUTHZ).is_some();
-        if let Some((_, settings)) = find_typed(config, QUOTA_FILTER, 0) {
+        if let Some((_, settings)) = find_typed(config, QUOTA_FILTER) {
             self.quotas.push(QuotaFilter::read(settings, entry, &at, report));
         }
         // A filter may be wrapped in another one, which chooses it by matchers.
-        let (below, settings) = find_typed(config, HTTP_FILTER, 0)?;
+        let (below, settings) = find_typed(config, HTTP_FILTER)?;
         Some(HttpFilter::read(settings, entry, &(at + &below), report))
     }
 
@@ -336,7 +336,7 @@ impl EnvoyParts {
 /// Checks that filters for rate limits come before the router, which ends the chain.
 fn order(filters: &[Value], place: &str, report: &mut Report) {
     let is = |filter: &Value, name: &str| {
-        field(filter, "typed_config").is_some_and(|config| find_typed(config, name, 0).is_some())
+        field(filter, "typed_config").is_some_and(|config| find_typed(config, name).is_some())
     };
     let Some(router) = filters.iter().position(|filter| is(filter, ROUTER)) else { return };
     for (at, filter) in filters.iter().enumerate().skip(router) {

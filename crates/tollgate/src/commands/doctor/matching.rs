@@ -18,6 +18,8 @@ struct CheckedDomain<'r> {
     tree: RuleTree<'r>,
     domain: &'r Domain,
     reached: BTreeSet<u32>,
+    /// Whether anything is sent for it. If not, that is the problem, and not the rules.
+    is_used: bool,
     /// The first filter that uses it.
     place: String,
 }
@@ -29,18 +31,20 @@ pub(super) fn check(parts: &EnvoyParts, rules: &Ruleset, report: &mut Report) {
     let mut seen = BTreeSet::new();
     for scope in parts.scopes() {
         for filter in &scope.filters {
-            let mut groups: Vec<(&str, Vec<&Template>)> = Vec::new();
-            groups
-                .extend(scope.ways().map(|way| sent(filter, way)).map(|sent| (sent.domain, sent.templates)));
+            let mut groups: Vec<(&str, &str, Vec<&Template>)> = Vec::new();
+            groups.extend(scope.ways().map(|way| {
+                let sent = sent(filter, way);
+                (sent.domain, sent.domain_place, sent.templates)
+            }));
             if scope.routes.is_empty() {
-                groups.push((&filter.domain, filter.limits.templates.iter().collect()));
+                groups.push((&filter.domain, &filter.place, filter.limits.templates.iter().collect()));
             }
-            for (domain, templates) in groups {
+            for (domain, place, templates) in groups {
                 let places: Vec<&str> = templates.iter().map(|template| template.place.as_str()).collect();
                 if !seen.insert((filter.place.as_str(), domain, places)) {
                     continue;
                 }
-                if let Some(checked) = checked.domain(domain, &filter.place, report) {
+                if let Some(checked) = checked.domain(domain, place, report) {
                     checked.descriptors(&templates, report);
                 }
             }
@@ -58,7 +62,7 @@ pub(super) fn check(parts: &EnvoyParts, rules: &Ruleset, report: &mut Report) {
             }
         }
     }
-    for domain in checked.domains.values() {
+    for domain in checked.domains.values().filter(|domain| domain.is_used) {
         domain.report_unreached(report);
     }
 }
@@ -83,6 +87,7 @@ impl<'r> Checked<'r> {
             tree: RuleTree::new(domain),
             domain,
             reached: BTreeSet::new(),
+            is_used: false,
             place: place.to_owned(),
         }))
     }
@@ -91,6 +96,7 @@ impl<'r> Checked<'r> {
 impl CheckedDomain<'_> {
     /// Checks the descriptors of one request.
     fn descriptors(&mut self, templates: &[&Template], report: &mut Report) {
+        self.is_used |= !templates.is_empty();
         let mut known = Vec::with_capacity(templates.len());
         for template in templates {
             match &template.unknown {
@@ -133,6 +139,7 @@ impl CheckedDomain<'_> {
 
     /// Checks a bucket of quotas, whose entries are attributes.
     fn bucket(&mut self, bucket: &Template, report: &mut Report) {
+        self.is_used = true;
         let reached = self.tree.reached_by_attributes(bucket);
         self.report(bucket, reached, report);
     }

@@ -26,7 +26,7 @@ pub(super) fn collect(document: &Value, place: &str, parts: &mut EnvoyParts, rep
 }
 
 fn has_limit_filter(value: &Value) -> bool {
-    [filter::HTTP_FILTER, quota::QUOTA_FILTER].iter().any(|name| find_typed(value, name, 0).is_some())
+    [filter::HTTP_FILTER, quota::QUOTA_FILTER].iter().any(|name| find_typed(value, name).is_some())
 }
 
 fn istio(patch: &Value, place: &str, parts: &mut EnvoyParts, report: &mut Report) {
@@ -64,7 +64,7 @@ fn istio(patch: &Value, place: &str, parts: &mut EnvoyParts, report: &mut Report
 
 /// Returns whether a filter lacks settings that it must have.
 fn is_incomplete(value: &Value) -> bool {
-    find_typed(value, filter::HTTP_FILTER, 0).is_some_and(|(_, settings)| {
+    find_typed(value, filter::HTTP_FILTER).is_some_and(|(_, settings)| {
         ["domain", "rate_limit_service"].iter().any(|name| field(settings, name).is_none())
     })
 }

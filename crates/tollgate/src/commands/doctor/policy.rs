@@ -96,7 +96,11 @@ fn check_rule(rule: &Value, number: usize, place: &str, report: &mut Report) {
     for (index, selector) in selectors.iter().enumerate() {
         let at = format!("{place}.clientSelectors[{index}]");
         let parts = selected(selector, &at, report);
-        if parts.is_empty() {
+        let is_set = |key: &&str| match &selector[*key] {
+            Value::Array(conditions) => !conditions.is_empty(),
+            condition => condition.is_object(),
+        };
+        if !["headers", "sourceCIDR", "methods", "path", "queryParams"].iter().any(is_set) {
             report.problem(
                 &at,
                 "the selector is empty",

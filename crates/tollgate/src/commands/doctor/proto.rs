@@ -75,22 +75,43 @@ pub(super) fn typed<'v>(value: &'v Value, name: &str) -> Option<&'v Value> {
 }
 
 /// Returns the first object of this type in a tree, and its path below `value`.
-pub(super) fn find_typed<'v>(value: &'v Value, name: &str, depth: usize) -> Option<(String, &'v Value)> {
+pub(super) fn find_typed<'v>(value: &'v Value, name: &str) -> Option<(String, &'v Value)> {
+    all_typed(value, name).into_iter().next()
+}
+
+/// Returns the objects of this type in a tree, with their paths below `value`.
+pub(super) fn all_typed<'v>(value: &'v Value, name: &str) -> Vec<(String, &'v Value)> {
+    let mut found = Vec::new();
+    collect_typed(value, name, "", 0, &mut found);
+    found
+}
+
+fn collect_typed<'v>(
+    value: &'v Value,
+    name: &str,
+    path: &str,
+    depth: usize,
+    found: &mut Vec<(String, &'v Value)>,
+) {
     if depth > MAX_DEPTH {
-        return None;
+        return;
     }
-    if let Some(found) = typed(value, name) {
-        return Some((String::new(), found));
+    if let Some(settings) = typed(value, name) {
+        found.push((path.to_owned(), settings));
+        return;
     }
-    let below = |(key, value): (String, &'v Value)| {
-        find_typed(value, name, depth + 1).map(|(path, found)| (key + &path, found))
-    };
     match value {
-        Value::Object(fields) => fields.iter().map(|(key, value)| (format!(".{key}"), value)).find_map(below),
-        Value::Array(items) => {
-            items.iter().enumerate().map(|(at, value)| (format!("[{at}]"), value)).find_map(below)
+        Value::Object(fields) => {
+            for (key, below) in fields {
+                collect_typed(below, name, &format!("{path}.{key}"), depth + 1, found);
+            }
         }
-        _ => None,
+        Value::Array(items) => {
+            for (at, below) in items.iter().enumerate() {
+                collect_typed(below, name, &format!("{path}[{at}]"), depth + 1, found);
+            }
+        }
+        _ => {}
     }
 }
 

@@ -4,7 +4,7 @@ use super::actions::{Entry, EntryValue, Template};
 use super::cluster::Clusters;
 use super::filter::{Share, share};
 use super::finding::Report;
-use super::proto::{MAX_DEPTH, field, flag, text, typed};
+use super::proto::{all_typed, field, flag, text};
 use serde_json::Value;
 
 pub(super) const QUOTA_FILTER: &str =
@@ -32,33 +32,11 @@ impl QuotaFilter {
             config: config.clone(),
         };
         if let Some(matchers) = field(config, "bucket_matchers") {
-            filter.walk(matchers, &format!("{place}.bucket_matchers"), 0, report);
+            for (path, settings) in all_typed(matchers, BUCKET) {
+                filter.bucket(settings, &format!("{place}.bucket_matchers{path}"), report);
+            }
         }
         filter
-    }
-
-    /// Collects the buckets of a tree of matchers.
-    fn walk(&mut self, value: &Value, place: &str, depth: usize, report: &mut Report) {
-        if depth > MAX_DEPTH {
-            return;
-        }
-        if let Some(settings) = typed(value, BUCKET) {
-            self.bucket(settings, place, report);
-            return;
-        }
-        match value {
-            Value::Array(items) => {
-                for (at, item) in items.iter().enumerate() {
-                    self.walk(item, &format!("{place}[{at}]"), depth + 1, report);
-                }
-            }
-            Value::Object(fields) => {
-                for (key, below) in fields {
-                    self.walk(below, &format!("{place}.{key}"), depth + 1, report);
-                }
-            }
-            _ => {}
-        }
     }
 
     fn bucket(&mut self, settings: &Value, place: &str, report: &mut Report) {

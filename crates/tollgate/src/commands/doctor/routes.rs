@@ -2,10 +2,11 @@
 
 use super::actions::{Owner, Template, templates};
 use super::finding::Report;
-use super::proto::{field, flag, list, text, typed, unknown_fields};
+use super::proto::{all_typed, field, flag, list, text, typed, unknown_fields};
 use serde_json::Value;
 
 const PER_ROUTE: &str = "envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute";
+const ROUTE: &str = "envoy.config.route.v3.Route";
 const FILTER_CONFIG: &str = "envoy.config.route.v3.FilterConfig";
 
 /// `rate_limits` of a route or virtual host.
@@ -14,6 +15,8 @@ pub(super) struct Limits {
     pub(super) templates: Vec<Template>,
     /// Whether there are any, whatever their stage.
     pub(super) is_set: bool,
+    /// Whether Envoy refuses some, which is reported there.
+    pub(super) has_refused: bool,
 }
 
 /// The settings for filters of a route configuration, a virtual host, a route or a weighted cluster, by the filter's name.
@@ -161,6 +164,12 @@ impl VirtualHost {
         let routes = list(value, "routes").iter().enumerate();
         let mut routes: Vec<Route> =
             routes.map(|(at, route)| Route::read(route, &format!("{place}.routes[{at}]"), report)).collect();
+        if let Some(matcher) = field(value, "matcher") {
+            let found = all_typed(matcher, ROUTE).into_iter();
+            routes.extend(
+                found.map(|(path, route)| Route::read(route, &format!("{place}.matcher{path}"), report)),
+            );
+        }
         if routes.is_empty() {
             // A part of a virtual host, whose routes are elsewhere.
             routes.push(Route::plain(place));
@@ -215,10 +224,8 @@ impl Limits {
 
     pub(super) fn read_of(value: &Value, place: &str, owner: Owner, report: &mut Report) -> Self {
         let entries = list(value, "rate_limits");
-        Self {
-            templates: templates(entries, &format!("{place}.rate_limits"), owner, report),
-            is_set: !entries.is_empty(),
-        }
+        let templates = templates(entries, &format!("{place}.rate_limits"), owner, report);
+        Self { is_set: !entries.is_empty(), has_refused: templates.len() < entries.len(), templates }
     }
 }
 

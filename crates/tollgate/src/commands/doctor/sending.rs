@@ -28,6 +28,8 @@ pub(super) struct Scope<'p> {
 #[derive(Debug)]
 pub(super) struct Sent<'p> {
     pub(super) domain: &'p str,
+    /// What has the domain: the filter, or the route's settings for it.
+    pub(super) domain_place: &'p str,
     pub(super) templates: Vec<&'p Template>,
     unsent: Vec<(&'p Template, String)>,
 }
@@ -35,7 +37,9 @@ pub(super) struct Sent<'p> {
 /// Returns what a filter sends for a route.
 pub(super) fn sent<'p>(filter: &'p HttpFilter, way: Way<'p>) -> Sent<'p> {
     let settings = way.settings(&filter.name);
-    let domain = settings.and_then(|settings| settings.domain.as_deref()).unwrap_or(&filter.domain);
+    let (domain, domain_place) = settings
+        .and_then(|settings| Some((settings.domain.as_deref()?, settings.place.as_str())))
+        .unwrap_or((&filter.domain, &filter.place));
     let of_settings = settings.map(|settings| &settings.limits);
     let mut all: Vec<&Template> = Vec::new();
     all.extend(
@@ -59,6 +63,7 @@ pub(super) fn sent<'p>(filter: &'p HttpFilter, way: Way<'p>) -> Sent<'p> {
     if let Some(why) = is_off {
         return Sent {
             domain,
+            domain_place,
             templates: Vec::new(),
             unsent: all.into_iter().map(|one| (one, why.clone())).collect(),
         };
@@ -82,7 +87,7 @@ pub(super) fn sent<'p>(filter: &'p HttpFilter, way: Way<'p>) -> Sent<'p> {
     if let Some(why) = replaced {
         let is_sent = |one: &Template| templates.iter().any(|sent| std::ptr::eq(*sent, one));
         unsent.extend(all.into_iter().filter(|one| !is_sent(one)).map(|one| (one, why.clone())));
-        return Sent { domain, templates, unsent };
+        return Sent { domain, domain_place, templates, unsent };
     }
     let host_limits = match settings {
         _ if way.route.includes_host => HostLimits::Include,
@@ -110,7 +115,7 @@ pub(super) fn sent<'p>(filter: &'p HttpFilter, way: Way<'p>) -> Sent<'p> {
         let why = "a more specific level has settings for the filter, and Envoy does not merge them";
         unsent.extend(other.limits.templates.iter().map(|one| (one, why.to_owned())));
     }
-    Sent { domain, templates, unsent }
+    Sent { domain, domain_place, templates, unsent }
 }
 
 fn by_stage<'p>(
@@ -197,6 +202,8 @@ impl<'p> Scope<'p> {
                 format!("the filter sends nothing, and nothing is limited: {why}"),
                 "change that, or remove the filter",
             ),
+            // What is wrong is reported there.
+            None if self.has_refused(filter) => {}
             None if self.is_partial => report.note(
                 place,
                 "no `rate_limits` here; routes that come from elsewhere must have them, or the filter sends nothing",
@@ -207,6 +214,16 @@ impl<'p> Scope<'p> {
                 "add `rate_limits: [{actions: [...]}]` to routes; `tollgate doctor --rules FILE --print-envoy` prints them",
             ),
         }
+    }
+
+    /// Returns whether Envoy refuses `rate_limits` that the filter would send.
+    fn has_refused(&self, filter: &HttpFilter) -> bool {
+        filter.limits.has_refused
+            || self.ways().any(|way| {
+                let of_settings =
+                    way.settings(&filter.name).is_some_and(|settings| settings.limits.has_refused);
+                of_settings || way.route.limits.has_refused || way.host.limits.has_refused
+            })
     }
 
     /// Reports settings of routes for filters that do not exist.

@@ -74,6 +74,7 @@ fn selectors_of_a_policy_are_described_as_they_act() {
         assert!(POLICY.contains(from), "{from}");
         let found = problems(&POLICY.replacen(from, to, 1), None);
         assert!(found.iter().any(|problem| problem.contains(part)), "{to}: {found:#?}");
+        assert!(!found.iter().any(|problem| problem.contains("is empty")), "{to}: {found:#?}");
     }
     let cost = POLICY.replacen("shared: true", "cost: {request: {from: Number, number: 10}}", 1);
     let (_, _, notes) = findings(&cost, None);

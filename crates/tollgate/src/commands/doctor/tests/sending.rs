@@ -123,6 +123,15 @@ fn what_is_sent_is_what_envoy_sends() {
             Some(ignored),
         ),
         (vec![part("filter", own("own"))], &["generic_key=own"], None),
+        (
+            vec![part(
+                "host",
+                json!({"routes": [], "matcher": {"on_no_match": {"action": {"typed_config": {
+                "@type": type_url("config.route.v3.Route"), "route": own("matched")}}}}}),
+            )],
+            &["generic_key=matched"],
+            None,
+        ),
         (vec![part("action", weighted)], &["generic_key=weighted"], None),
         // Settings of two levels are not merged.
         (
@@ -193,6 +202,7 @@ fn settings_of_a_route_are_for_the_filter_of_their_name() {
     let other = [("action", own("route")), ("route", per_route(json!({"domain": "other"})))];
     let problems = problems_of(&other);
     assert!(problems.len() == 1 && problems[0].contains("no rules for domain `other`"), "{problems:#?}");
+    assert!(problems[0].contains("typed_per_filter_config"), "where the domain is written: {problems:#?}");
 }
 
 fn problems_of(changes: &[(&str, Value)]) -> Vec<String> {
@@ -249,6 +259,10 @@ fn what_envoy_refuses_or_ignores_is_a_problem() {
         (options(json!({"explicit_http_config": {"http_protocol_options": {}}})), "does not use HTTP/2"),
     ] {
         let found = problems_of(&[ok.clone(), change.clone()]);
+        assert!(
+            !found.iter().any(|problem| problem.contains("no route or virtual host has")),
+            "{change:?}: {found:#?}"
+        );
         assert!(found.iter().any(|problem| problem.contains(part)), "{change:?}: {found:#?}");
     }
     for change in [
