@@ -63,7 +63,7 @@ pub(super) async fn check(
     let from = origin(&sources, text(&rules["source"]));
     report
         .note(place, format!("{} rules from {from}, revision {}", rules["count"], text(&rules["revision"])));
-    let loaded = load(&sources, profile);
+    let loaded = load(&sources, profile, rules["revision"].as_str().unwrap_or_default());
     Ok(loaded
         .map_err(|errors| {
             report.problem(
@@ -75,12 +75,31 @@ pub(super) async fn check(
         .ok())
 }
 
-/// Loads rules that a server has accepted: as `serve` reads them, else as `tollgate ratelimit` does, which accepts all that
-/// envoyproxy/ratelimit accepts. How the server reads them is not known here.
-fn load(sources: &[Source], profile: Option<ProfileName>) -> Result<Ruleset, Diagnostics> {
-    let strict = Options { merge_domains: true, ..config::options(profile) };
-    let lax = Options { ratelimit_files: true, ..strict.clone() };
-    Ruleset::load(sources, &strict).or_else(|errors| Ruleset::load(sources, &lax).map_err(|_| errors))
+/// Loads rules that a server has accepted. How it reads them is not among what it sends, but their hash depends on the
+/// profile, so the profile with that hash is the server's. Files are read as `serve` reads them, else as `tollgate ratelimit`
+/// does, which accepts all that envoyproxy/ratelimit accepts.
+fn load(sources: &[Source], profile: Option<ProfileName>, hash: &str) -> Result<Ruleset, Diagnostics> {
+    let profiles = match profile {
+        Some(profile) => vec![Some(profile)],
+        None => vec![None, Some(ProfileName::Envoy), Some(ProfileName::Native)],
+    };
+    let options = profiles.into_iter().flat_map(|profile| {
+        let strict = Options { merge_domains: true, ..config::options(profile) };
+        [strict.clone(), Options { ratelimit_files: true, ..strict }]
+    });
+    let (mut other, mut failure) = (None, None);
+    for options in options {
+        match Ruleset::load(sources, &options) {
+            Ok(rules) if rules.revision() == hash => return Ok(rules),
+            Ok(rules) => {
+                other.get_or_insert(rules);
+            }
+            Err(errors) => {
+                failure.get_or_insert(errors);
+            }
+        }
+    }
+    other.ok_or_else(|| failure.unwrap_or_default())
 }
 
 /// Returns where rules come from. A server with rules from xDS may have files beside them, or alone until some have come.
@@ -131,6 +150,7 @@ mod tests {
     use super::*;
     use crate::commands::doctor::finding::Level;
     use serde_json::json;
+    use tollgate_rules::Profile;
 
     /// A server that has these rules limits by them, so they can be examined.
     #[test]
@@ -149,10 +169,24 @@ mod tests {
             (vec![Source::new("f", equal_keys)], 1),
             (vec![Source::new("f", unlimited)], 1),
         ] {
-            let loaded = load(&sources, None).expect("rules that tollgate ratelimit accepts");
+            let loaded = load(&sources, None, "").expect("rules that tollgate ratelimit accepts");
             assert_eq!(loaded.rule_count(), rules, "{sources:?}");
         }
-        assert!(load(&[Source::new("f", "domain: d\nno: key\n")], None).is_err());
+        assert!(load(&[Source::new("f", "domain: d\nno: key\n")], None, "").is_err());
+    }
+
+    /// Rules mean something else under another profile: this key is a network under one of them alone.
+    #[test]
+    fn the_profile_of_the_server_is_found_by_the_hash() {
+        let source = [Source::new("f", "domain: d\ndescriptors: [{key: ip/24, limit: 1/s}]\n")];
+        for profile in [None, Some(ProfileName::Envoy), Some(ProfileName::Native)] {
+            let own = Ruleset::load(&source, &config::options(profile)).expect("valid rules");
+            let found = load(&source, None, own.revision()).expect("valid rules");
+            let is_envoy =
+                |rules: &Ruleset| rules.domain("d").map(|domain| domain.profile() == Profile::Envoy);
+            assert_eq!(is_envoy(&found), is_envoy(&own), "{profile:?}");
+            assert_eq!(found.revision(), own.revision(), "{profile:?}");
+        }
     }
 
     #[test]
