@@ -33,6 +33,13 @@ fn exit_codes_distinguish_success_problems_and_bad_input() {
         "{report}"
     );
 
+    // Rules that are written as in an example, with counts such as `100k`, and an example with two filters.
+    let llm = |name: &str| example(&format!("../envoy-llm/{name}"));
+    let fine = run(&["doctor", &llm("rules.yaml"), &llm("llm.yaml"), &llm("envoy.yaml")]);
+    assert_eq!(fine.code, Some(0), "{}{}", fine.out, fine.err);
+    let nothing = write("nothing.yaml", "static_resources: {clusters: [{name: up}]}\n");
+    assert_eq!(run(&["doctor", &nothing]).code, Some(1));
+
     let broken = write("broken.yaml", "a: [\n");
     let wrong_rules = write("rules.yaml", "domain: d\ndescriptors: [{key: k, limit: 1/fortnight}]\n");
     let big = write("big.yaml", &format!("a: {}\n", "x".repeat(9 << 20)));

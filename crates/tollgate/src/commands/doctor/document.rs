@@ -17,6 +17,9 @@ pub(super) struct Document {
     pub(super) place: String,
     pub(super) kind: Kind,
     pub(super) value: Value,
+    /// What is written, on the lines of the file: rules mean what their text says, which their value may not show
+    /// (`100k`, `1.10`).
+    pub(super) text: String,
 }
 
 /// What a document is.
@@ -55,16 +58,22 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Vec<Document>> {
 
 /// Parses the documents of a text.
 pub(super) fn parse(name: &str, text: &str) -> anyhow::Result<Vec<Document>> {
-    let all: Vec<Value> = serde_saphyr::from_multiple(text).map_err(|error| {
-        let at = error.location().map_or_else(String::new, |at| format!(":{}:{}", at.line(), at.column()));
-        let what = error.without_snippet().render_with_formatter(&serde_saphyr::UserMessageFormatter);
-        anyhow::anyhow!("{name}{at}: invalid YAML: {what}")
-    })?;
+    let mut all = Vec::new();
+    for written in split(text) {
+        let value: Value = serde_saphyr::from_str(written.text).map_err(|error| {
+            let at = error.location().map_or_else(String::new, |at| {
+                format!(":{}:{}", at.line() + written.lines_before as u64, at.column())
+            });
+            let what = error.without_snippet().render_with_formatter(&serde_saphyr::UserMessageFormatter);
+            anyhow::anyhow!("{name}{at}: invalid YAML: {what}")
+        })?;
+        all.push((value, written));
+    }
     ensure!(!all.is_empty(), "{name}: there is no document in it");
     ensure!(all.len() <= MAX_DOCUMENTS, "{name}: more than {MAX_DOCUMENTS} documents");
     let several = all.len() > 1;
     let mut documents = Vec::with_capacity(all.len());
-    for (number, value) in (1..).zip(all) {
+    for (number, (value, written)) in (1..).zip(all) {
         let place = if several { format!("{name} (document {number})") } else { name.to_owned() };
         ensure!(
             value.is_object(),
@@ -79,11 +88,60 @@ pub(super) fn parse(name: &str, text: &str) -> anyhow::Result<Vec<Document>> {
                 place: format!("{place}, item {item}"),
                 kind: kind(value),
                 value: value.clone(),
+                text: value.to_string(),
             })),
-            None => documents.push(Document { place, kind: kind(&value), value }),
+            None => {
+                let kind = kind(&value);
+                let text = if kind == Kind::Rules { written.on_its_lines() } else { String::new() };
+                documents.push(Document { place, kind, value, text });
+            }
         }
     }
     Ok(documents)
+}
+
+/// The text of one document.
+#[derive(Clone, Copy, Debug)]
+struct Written<'t> {
+    text: &'t str,
+    lines_before: usize,
+}
+
+impl Written<'_> {
+    /// Returns the text with as many empty lines before it as the file has lines there, so that errors name its lines.
+    fn on_its_lines(self) -> String {
+        "\n".repeat(self.lines_before) + self.text
+    }
+}
+
+/// Splits a text at the marks between documents, which are never part of a value: nothing else may begin a line with them.
+fn split(text: &str) -> Vec<Written<'_>> {
+    let mut documents = Vec::new();
+    let (mut start, mut start_line, mut at) = (0, 0, 0);
+    for (line, content) in text.split_inclusive('\n').enumerate() {
+        let is_mark = |mark: &str| {
+            content
+                .strip_prefix(mark)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']))
+        };
+        // Directives come before the mark and belong to its document.
+        if is_mark("---") && !is_head(&text[start..at]) {
+            documents.push(Written { text: &text[start..at], lines_before: start_line });
+            (start, start_line) = (at, line);
+        } else if is_mark("...") {
+            documents.push(Written { text: &text[start..at], lines_before: start_line });
+            (start, start_line) = (at + content.len(), line + 1);
+        }
+        at += content.len();
+    }
+    documents.push(Written { text: &text[start..], lines_before: start_line });
+    documents.retain(|document| !is_head(document.text.strip_prefix("---").unwrap_or(document.text)));
+    documents
+}
+
+/// Returns whether a text has nothing but comments and directives.
+fn is_head(text: &str) -> bool {
+    text.lines().map(str::trim).all(|line| line.is_empty() || line.starts_with(['%', '#']))
 }
 
 /// Returns what a document is.

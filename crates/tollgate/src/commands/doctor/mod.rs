@@ -3,19 +3,32 @@
 //! | module | contents |
 //! |---|---|
 //! | `document` | files with one or more documents, within bounds |
-//! | `envoy`, `actions` | Envoy's filters, actions and clusters, wherever they are in a tree |
-//! | `matching` | descriptors against rules |
+//! | `proto` | messages of Envoy in YAML and JSON |
+//! | `envoy` | collects the parts of Envoy's configuration, wherever they are in a tree |
+//! | `filter`, `quota`, `cluster` | each filter and cluster on its own |
+//! | `routes`, `actions` | routes, their settings for filters, and the descriptors of their actions |
+//! | `sending` | what each filter sends for each route |
+//! | `matching`, `rule_tree` | descriptors against rules |
+//! | `patch` | patches of Istio and Envoy Gateway |
 //! | `policy` | Envoy Gateway's policies and configuration |
 //! | `server` | a running Tollgate |
 //! | `snippet` | Envoy's configuration for rules |
 //! | `finding` | the report |
 
 mod actions;
+mod cluster;
 mod document;
 mod envoy;
+mod filter;
 mod finding;
 mod matching;
+mod patch;
 mod policy;
+mod proto;
+mod quota;
+mod routes;
+mod rule_tree;
+mod sending;
 mod server;
 mod snippet;
 
@@ -114,7 +127,7 @@ fn rules(
         let mut rules = None;
         admin_client::run(&flags.admin, async |client| {
             // Rule files are read as they are; the report is escaped when it is printed.
-            rules = Some(server::check(&client.verbatim(), report).await?);
+            rules = server::check(&client.verbatim(), flags.profile, report).await?;
             Ok(ExitCode::SUCCESS)
         })?;
         return Ok(rules);
@@ -134,7 +147,7 @@ fn rules(
 /// Returns the rule files of a document: itself, or those in a ConfigMap.
 fn rule_texts(document: &Document) -> Vec<Source> {
     match document.kind {
-        Kind::Rules => vec![Source::new(&document.place, document.value.to_string())],
+        Kind::Rules => vec![Source::new(&document.place, &*document.text)],
         Kind::ConfigMap => {
             let files = document.value["data"].as_object().into_iter().flatten();
             let texts = files.filter_map(|(name, text)| Some((name, text.as_str()?)));
@@ -162,7 +175,7 @@ fn check(documents: &[Document], rules: Option<&Ruleset>, report: &mut Report) {
     let mut parts = EnvoyParts::default();
     let (mut has_envoy, mut has_policy, mut has_gateway) = (None, None, false);
     for document in documents {
-        let Document { place, kind, value } = document;
+        let Document { place, kind, value, .. } = document;
         match kind {
             Kind::Envoy => {
                 has_envoy.get_or_insert(place);
@@ -170,9 +183,7 @@ fn check(documents: &[Document], rules: Option<&Ruleset>, report: &mut Report) {
             }
             Kind::EnvoyPatch => {
                 has_envoy.get_or_insert(place);
-                // A patch is one part of a configuration that exists elsewhere.
-                parts.mark_partial();
-                parts.collect(&value["spec"], &format!("{place}.spec"), report);
+                patch::collect(value, place, &mut parts, report);
             }
             Kind::BackendTrafficPolicy => {
                 has_policy.get_or_insert(place);
@@ -200,8 +211,8 @@ fn check(documents: &[Document], rules: Option<&Ruleset>, report: &mut Report) {
     if let Some(place) = has_envoy {
         parts.check(place, report);
         match rules {
-            Some(rules) => matching::check(&parts.filters, &parts.templates, rules, report),
-            None if !parts.templates.is_empty() => {
+            Some(rules) => matching::check(&parts, rules, report),
+            None if parts.has_descriptors() => {
                 report
                     .note(place, "descriptors are not checked: no rules are given; use --rules or --server");
             }

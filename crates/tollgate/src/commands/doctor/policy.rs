@@ -2,7 +2,10 @@
 
 use super::finding::Report;
 use serde_json::Value;
+use std::net::IpAddr;
 
+/// How headers and query parameters are compared.
+const HOW: [&str; 3] = ["Exact", "RegularExpression", "Distinct"];
 const UNITS: [&str; 7] = ["Second", "Minute", "Hour", "Day", "Week", "Month", "Year"];
 
 /// Checks a BackendTrafficPolicy.
@@ -30,6 +33,9 @@ pub(super) fn check(policy: &Value, place: &str, report: &mut Report) {
             place,
             "`local` limits are counted by each Envoy on its own; Tollgate is not asked about them",
         );
+    }
+    if let Some(kind) = limit["type"].as_str().filter(|kind| !["Global", "Local"].contains(kind)) {
+        unknown_word("type", kind, &["Global", "Local"], place, report);
     }
     let rules = limit["global"]["rules"].as_array();
     match rules {
@@ -72,16 +78,7 @@ fn check_rule(rule: &Value, number: usize, place: &str, report: &mut Report) {
         None => {
             report.problem(place, "the limit has no `unit`", format!("write one of {}", UNITS.join(", ")));
         }
-        Some(unit) if !UNITS.contains(&unit) => {
-            let lower = UNITS.map(str::to_ascii_lowercase);
-            let near = tollgate_rules::closest(unit, &lower.each_ref().map(String::as_str));
-            let near = near.and_then(|near| UNITS.iter().find(|unit| unit.eq_ignore_ascii_case(near)));
-            let near = near.map_or_else(
-                || format!("write one of {}", UNITS.join(", ")),
-                |near| format!("did you mean `{near}`?"),
-            );
-            report.problem(place, format!("`unit: {unit}` is unknown"), near);
-        }
+        Some(unit) if !UNITS.contains(&unit) => unknown_word("unit", unit, &UNITS, place, report),
         Some(_) => {}
     }
     match requests {
@@ -94,21 +91,26 @@ fn check_rule(rule: &Value, number: usize, place: &str, report: &mut Report) {
         Some(_) => {}
     }
     let selectors = rule["clientSelectors"].as_array().map(Vec::as_slice).unwrap_or_default();
+    // Envoy Gateway joins all selectors of a rule to one: each condition of each must hold.
     let mut whom: Vec<String> = Vec::new();
     for (index, selector) in selectors.iter().enumerate() {
-        let text = selected(selector, &format!("{place}.clientSelectors[{index}]"), report);
-        if text.is_empty() {
-            let at = format!("{place}.clientSelectors[{index}]");
+        let at = format!("{place}.clientSelectors[{index}]");
+        let parts = selected(selector, &at, report);
+        let is_set = |key: &&str| match &selector[*key] {
+            Value::Array(conditions) => !conditions.is_empty(),
+            condition => condition.is_object(),
+        };
+        if !["headers", "sourceCIDR", "methods", "path", "queryParams"].iter().any(is_set) {
             report.problem(
                 &at,
                 "the selector is empty",
                 "add `headers`, `sourceCIDR`, `methods`, `path` or `queryParams`",
             );
         }
-        whom.push(text.join(" and "));
+        whom.extend(parts);
     }
     let whom =
-        if whom.is_empty() { "all requests of a route together".to_owned() } else { whom.join(", or ") };
+        if whom.is_empty() { "all requests of a route together".to_owned() } else { whom.join(" and ") };
     let (requests, unit) = (requests.unwrap_or_default(), unit.unwrap_or("?").to_ascii_lowercase());
     let mut text = format!("rule {number}: {requests} per {unit} for {whom}");
     if rule["shadowMode"] == true {
@@ -117,10 +119,49 @@ fn check_rule(rule: &Value, number: usize, place: &str, report: &mut Report) {
     if limit["fromMetadata"].is_object() {
         text.push_str("; the limit may come from metadata, on the same counter");
     }
+    let cost = &rule["cost"]["request"];
+    match (cost["from"].as_str(), cost["number"].as_u64()) {
+        (Some("Number"), Some(0)) => text.push_str("; requests cost nothing when they begin"),
+        (Some("Number"), Some(1)) | (None, _) => {}
+        (Some("Number"), Some(number)) => text.push_str(&format!("; each request costs {number}")),
+        (Some("Metadata"), _) => text.push_str("; the cost of a request comes from metadata"),
+        (Some(_), _) => report.problem(
+            place,
+            "`cost.request` has no cost",
+            "write `from: Number` with `number`, or `from: Metadata` with `metadata`",
+        ),
+    }
     if rule["cost"]["response"].is_object() {
         text.push_str("; charged when the response ends, so it may be exceeded by what is in flight");
     }
     report.note(place, text);
+}
+
+/// Reports a word that is none of those that the field may have.
+fn unknown_word(field: &str, word: &str, known: &[&str], place: &str, report: &mut Report) {
+    let lower: Vec<String> = known.iter().map(|known| known.to_ascii_lowercase()).collect();
+    let near = tollgate_rules::closest(word, &lower.iter().map(String::as_str).collect::<Vec<_>>());
+    let near = near.and_then(|near| known.iter().find(|known| known.eq_ignore_ascii_case(near)));
+    let fix = match near {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("write one of {}", known.join(", ")),
+    };
+    report.problem(place, format!("`{field}: {word}` is unknown"), fix);
+}
+
+fn is_network(text: &str) -> bool {
+    let Some((address, bits)) = text.split_once('/') else { return false };
+    let max = match address.parse::<IpAddr>() {
+        Ok(IpAddr::V4(_)) => 32,
+        Ok(IpAddr::V6(_)) => 128,
+        Err(_) => return false,
+    };
+    bits.parse::<u8>().is_ok_and(|bits| bits <= max)
+}
+
+/// Returns "not " for a condition that is inverted.
+fn not(condition: &Value) -> &'static str {
+    if condition["invert"] == true { "not " } else { "" }
 }
 
 /// Returns whom a selector selects.
@@ -129,8 +170,12 @@ fn selected(selector: &Value, place: &str, report: &mut Report) -> Vec<String> {
     for (key, noun) in [("headers", "header"), ("queryParams", "query parameter")] {
         for one in selector[key].as_array().into_iter().flatten() {
             let name = one["name"].as_str().unwrap_or_default();
-            let not = if one["invert"] == true { "not " } else { "" };
-            match (one["type"].as_str().unwrap_or("Exact"), one["value"].as_str()) {
+            let not = not(one);
+            let how = one["type"].as_str().unwrap_or("Exact");
+            if !HOW.contains(&how) {
+                unknown_word("type", how, &HOW, place, report);
+            }
+            match (how, one["value"].as_str()) {
                 ("Distinct", value) => {
                     if value.is_some() {
                         report.warning(
@@ -164,17 +209,35 @@ fn selected(selector: &Value, place: &str, report: &mut Report) -> Vec<String> {
     }
     let cidr = &selector["sourceCIDR"];
     if cidr.is_object() {
+        let of = if cidr["invert"] == true { "outside" } else { "of" };
         match (cidr["value"].as_str(), cidr["type"].as_str()) {
             (None, _) => report.problem(place, "`sourceCIDR` has no `value`", "write `value: 0.0.0.0/0`"),
-            (Some(value), Some("Distinct")) => parts.push(format!("each address of {value}")),
-            (Some(value), _) => parts.push(format!("all addresses of {value} together")),
+            (Some(value), _) if !is_network(value) => report.problem(
+                place,
+                format!("`sourceCIDR.value: {value}` is no network"),
+                "write an address and the length of its prefix, as in `10.0.0.0/8`",
+            ),
+            (Some(value), Some("Distinct")) => parts.push(format!("each address {of} {value}")),
+            (Some(value), _) => parts.push(format!("all addresses {of} {value} together")),
         }
     }
-    for method in selector["methods"].as_array().into_iter().flatten() {
-        parts.push(format!("method {}", method["value"].as_str().unwrap_or("?")));
+    let methods = selector["methods"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|method| format!("{}{}", not(method), method["value"].as_str().unwrap_or("?")));
+    let methods: Vec<String> = methods.collect();
+    if !methods.is_empty() {
+        parts.push(format!("method {}", methods.join(" or ")));
     }
-    if selector["path"].is_object() {
-        parts.push(format!("path {}", selector["path"]["value"].as_str().unwrap_or("?")));
+    let path = &selector["path"];
+    if path.is_object() {
+        let how = match path["type"].as_str() {
+            Some("Exact") => "= ",
+            Some("RegularExpression") => "~ ",
+            _ => "below ",
+        };
+        parts.push(format!("path {}{how}{}", not(path), path["value"].as_str().unwrap_or("?")));
     }
     parts
 }

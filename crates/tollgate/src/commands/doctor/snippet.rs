@@ -3,33 +3,33 @@
 //! Rules name keys, and Envoy's configuration must say where their values come from. Keys that Envoy has an action for get it; others
 //! with a fixed value become `generic_key`, and the rest headers, which a comment asks to check.
 
+use super::actions::MAX_STAGE;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use tollgate_rules::{DescriptorMatch, Domain, Profile, Ruleset};
 
 /// Returns the configuration as YAML.
+///
+/// Stages distinguish what is for which filter. Envoy has eleven of them, so more domains have their actions in their filters,
+/// which every route then uses.
 pub(super) fn envoy(rules: &Ruleset) -> String {
     let mut text = String::from(
         "# Part 1: in http_filters of the HTTP connection manager, before envoy.filters.http.router.\nhttp_filters:\n",
     );
+    let has_stages = rules.domains().nth(MAX_STAGE as usize + 1).is_none();
     for (stage, domain) in rules.domains().enumerate() {
-        text.push_str(&filter(domain, stage));
+        text.push_str(&filter(domain, stage, has_stages));
     }
-    text.push_str("# Part 2: in a route, or in a virtual host for all its routes.\nrate_limits:\n");
-    for (stage, domain) in rules.domains().enumerate() {
-        text.push_str(&format!("  # Domain {}.\n", one_line(domain.name())));
-        for (note, actions) in rate_limits(domain) {
-            for line in note {
-                text.push_str(&format!("  # {line}\n"));
-            }
-            text.push_str("  - actions:\n");
-            for action in actions {
-                text.push_str(&format!("      - {}\n", flow(&action)));
-            }
-            if stage > 0 {
-                text.push_str(&format!("    stage: {stage}\n"));
-            }
+    if has_stages {
+        text.push_str("# Part 2: in a route, or in a virtual host for all its routes.\nrate_limits:\n");
+        for (stage, domain) in rules.domains().enumerate() {
+            text.push_str(&format!("  # Domain {}.\n", one_line(domain.name())));
+            text.push_str(&actions(domain, "  ", stage));
         }
+    } else {
+        text.push_str(
+            "# Part 2: nothing in routes. Envoy has stages for eleven filters; these have `rate_limits` of their own.\n",
+        );
     }
     text.push_str(CLUSTER);
     text
@@ -37,15 +37,37 @@ pub(super) fn envoy(rules: &Ruleset) -> String {
 
 const CLUSTER: &str = include_str!("cluster.yaml");
 
-fn filter(domain: &Domain, stage: usize) -> String {
+fn filter(domain: &Domain, stage: usize, has_stages: bool) -> String {
     let name = flow(&json!(domain.name()));
-    let stage = if stage > 0 { format!("      stage: {stage}\n") } else { String::new() };
+    let own = match (has_stages, stage) {
+        (true, 0) => String::new(),
+        (true, stage) => format!("      stage: {stage}\n"),
+        (false, _) => format!("      rate_limits:\n{}", actions(domain, "        ", 0)),
+    };
     format!(
         "  - name: envoy.filters.http.ratelimit\n    typed_config:\n      \
-         \"@type\": type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit\n      domain: {name}\n{stage}      \
+         \"@type\": type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit\n      domain: {name}\n{own}      \
          timeout: 0.02s\n      failure_mode_deny: false\n      enable_x_ratelimit_headers: DRAFT_VERSION_03\n      \
          rate_limit_service:\n        transport_api_version: V3\n        grpc_service: {{envoy_grpc: {{cluster_name: tollgate}}}}\n"
     )
+}
+
+/// Returns the entries of `rate_limits` for a domain.
+fn actions(domain: &Domain, indent: &str, stage: usize) -> String {
+    let mut text = String::new();
+    for (notes, actions) in rate_limits(domain) {
+        for line in notes {
+            text.push_str(&format!("{indent}# {line}\n"));
+        }
+        text.push_str(&format!("{indent}- actions:\n"));
+        for action in actions {
+            text.push_str(&format!("{indent}    - {}\n", flow(&action)));
+        }
+        if stage > 0 {
+            text.push_str(&format!("{indent}  stage: {stage}\n"));
+        }
+    }
+    text
 }
 
 /// Returns the actions for the rules of a domain, with notes.
@@ -101,8 +123,11 @@ fn network_of(key: &str) -> &str {
 fn action(key: &str, value: Option<&str>) -> (Value, bool) {
     let header = |name: &str| json!({"request_headers": {"header_name": name, "descriptor_key": key}});
     match (key, value) {
-        ("remote_address" | "masked_remote_address" | "source_cluster" | "destination_cluster", _) => {
-            (json!({key: {}}), false)
+        ("remote_address" | "source_cluster" | "destination_cluster", _) => (json!({key: {}}), false),
+        ("masked_remote_address", network) => (json!({key: masks(network)}), false),
+        // Every request has it, so an action must send it always.
+        ("global", _) => {
+            (json!({"generic_key": {"descriptor_key": key, "descriptor_value": "aggregate"}}), false)
         }
         ("generic_key", Some(value)) => (json!({"generic_key": {"descriptor_value": value}}), false),
         ("path" | ":path", _) => (header(":path"), false),
@@ -121,6 +146,16 @@ fn action(key: &str, value: Option<&str>) -> (Value, bool) {
                 if name.starts_with("x-") || name == "user-agent" { name } else { format!("x-{name}") };
             (header(&name), true)
         }
+    }
+}
+
+/// Returns the masks that send a network, such as `10.0.0.0/8`; without one, addresses are sent whole.
+fn masks(network: Option<&str>) -> Value {
+    let parts = network.and_then(|network| network.split_once('/'));
+    match parts.and_then(|(address, bits)| Some((address, bits.parse::<u8>().ok()?))) {
+        Some((address, bits)) if address.contains(':') => json!({"v6_prefix_mask_len": bits}),
+        Some((_, bits)) => json!({"v4_prefix_mask_len": bits}),
+        None => json!({}),
     }
 }
 

@@ -1,5 +1,10 @@
 //! Configurations as users write them, and what the doctor says.
 
+mod documents;
+mod patches;
+mod sending;
+mod snippets;
+
 use super::*;
 use tollgate_rules::Options;
 
@@ -103,7 +108,7 @@ fn a_filter_after_the_router_never_runs() {
         rateLimitService: {transportApiVersion: V3, grpcService: {googleGrpc: {targetUri: 'tollgate:8081'}}}\n\
         rateLimits: [{actions: [{remoteAddress: {}}]}]\n";
     let (problems, _, notes) = findings(text, Some(RULES));
-    only(&problems, "never runs");
+    only(&problems, "after the router");
     assert!(
         notes.iter().any(|note| note.contains("Envoy asks tollgate:8081")),
         "names of JSON are read too: {notes:#?}"
@@ -217,7 +222,7 @@ fn a_policy_of_envoy_gateway_is_described() {
     for part in [
         "rule 0: 10 per hour for each value of header x-user-id and header x-org = acme",
         "rule 1: 3 per second for each address of 0.0.0.0/0",
-        "rule 2: 1000 per minute for all requests of a route together; charged when the response ends",
+        "rule 2: 1000 per minute for all requests of a route together; requests cost nothing when they begin; charged when the response ends",
         "domain `default/shop`",
         "need `rateLimit.backend`",
     ] {
