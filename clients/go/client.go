@@ -409,6 +409,9 @@ func (c *Client) reserved(ctx context.Context, body []byte, deadline int64, stat
 			isLate = true
 		case <-timer.C:
 			send(state.timer())
+			if state.timedOut >= 0 {
+				c.fault(state.timedOut, faultTimeout)
+			}
 			if state.askNext >= 0 {
 				timer.Reset(time.Duration(state.askNext)*time.Millisecond - time.Since(started))
 			}
@@ -448,11 +451,16 @@ func (c *Client) ask(ctx context.Context, server int, path string, body []byte, 
 			return checked{found, headers, server}, nil
 		}
 	}
+	c.fault(server, err.Error())
+	return checked{}, err
+}
+
+// fault records a server that gave no usable answer.
+func (c *Client) fault(server int, reason string) {
 	c.failover.fault(server, c.now())
 	if c.options.OnFault != nil {
-		c.options.OnFault(c.options.Servers[server], err.Error())
+		c.options.OnFault(c.options.Servers[server], reason)
 	}
-	return checked{}, err
 }
 
 func (c *Client) end(ctx context.Context, path string, server int, document map[string]any) Ended {

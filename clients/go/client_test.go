@@ -272,6 +272,14 @@ func TestHedgedDenials(t *testing.T) {
 		client.Reserve(ctx, Key("k"), ReserveOptions{})
 		same(t, "budget", client.hedges.budget.balance, int64(7_200))
 	})
+
+	t.Run("a server that has used its share of the deadline moves back", func(t *testing.T) {
+		quick, _ := serve(allows)
+		client := newClient(t, Options{Servers: []string{faultyServer(t, "hang", ""), quick}, HedgeAfter: 2 * time.Second, Timeout: 2 * time.Second})
+		same(t, "source", client.Limit(ctx, Key("k")).Source, "server")
+		same(t, "order", client.failover.order(client.now()), []int{1, 0})
+		same(t, "budget", client.hedges.budget.balance, int64(10_000))
+	})
 }
 
 // faultyServer does one thing: cut, cut_body, hang, slow_body, or responds.

@@ -324,6 +324,7 @@ func TestHedging(t *testing.T) {
 				At        int64 `json:"at_ms"`
 				Canceled  [][2]any
 				Cacheable bool
+				TimedOut  []int `json:"timed_out"`
 				Budget    int64
 			}
 		}
@@ -383,6 +384,11 @@ func TestHedging(t *testing.T) {
 		isCacheable := state.winner >= 0 && each.Servers[state.winner].Answer == "denied" && !state.isUnconfirmed
 		same(t, each.Name, isCacheable, each.Expect.Cacheable)
 		same(t, each.Name, budget.budget.balance, each.Expect.Budget)
+		timedOut := []int{}
+		if state.timedOut >= 0 {
+			timedOut = append(timedOut, state.timedOut)
+		}
+		same(t, each.Name, timedOut, each.Expect.TimedOut)
 		same(t, each.Name, sent, each.Expect.Sent)
 		same(t, each.Name, int64(state.winner), optional(each.Expect.Winner))
 		same(t, each.Name, endedAt, each.Expect.At)

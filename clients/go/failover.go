@@ -126,6 +126,9 @@ type hedge struct {
 	denied int
 	// isUnconfirmed tells that a request beside the winner has not answered: its charge may be the reason of the denial.
 	isUnconfirmed bool
+	// last is the server asked last, timedOut one that has used its share of the deadline: a fault, although its answer
+	// still counts. -1 if there is none.
+	last, timedOut int
 	// askNext is when timer is due, in milliseconds since the start; negative if no further server is asked for being slow.
 	askNext int64
 	// share is when failover asks the next server, whatever the budget: after the first one's share of the deadline.
@@ -135,7 +138,7 @@ type hedge struct {
 }
 
 func newHedge(order []int, askNext, share int64, budget *hedgeBudget) *hedge {
-	return &hedge{servers: order, winner: -1, denied: -1, askNext: min(askNext, share), share: share, budget: budget}
+	return &hedge{servers: order, winner: -1, denied: -1, last: -1, timedOut: -1, askNext: min(askNext, share), share: share, budget: budget}
 }
 
 // start returns the first server to ask.
@@ -151,9 +154,10 @@ func (h *hedge) send() (int, bool) {
 	if !h.hasNext() {
 		return 0, false
 	}
+	h.last = h.servers[h.next]
 	h.next++
 	h.underWay++
-	return h.servers[h.next-1], true
+	return h.last, true
 }
 
 func (h *hedge) hasNext() bool { return h.winner < 0 && h.next < len(h.servers) && h.underWay < 2 }
@@ -165,6 +169,9 @@ func (h *hedge) timer() (int, bool) {
 	if isHedge && h.hasNext() && !h.budget.hedge() {
 		h.askNext = h.share
 		return 0, false
+	}
+	if !isHedge && h.hasNext() {
+		h.timedOut = h.last
 	}
 	return h.send()
 }

@@ -230,6 +230,15 @@ class ClientTest(unittest.TestCase):
         client.reserve("k")
         self.assertEqual(hedges.balance, 7_200)
 
+    def test_a_server_that_has_used_its_share_of_the_deadline_moves_back(self):
+        quick, never, faults = FaultyServer((200, ALLOWED)), FaultyServer("hang"), []
+        self.addCleanup(quick.stop)
+        self.addCleanup(never.stop)
+        report = lambda *fault: faults.append(fault)
+        client = self.client([never.url, quick.url], hedge_after_ms=2_000, timeout_ms=2_000, on_fault=report)
+        self.assertEqual((client.limit("k").source, faults), ("server", [(never.url, "timeout")]))
+        self.assertEqual(self.core(client).hedges.balance, 10_000)
+
     def test_wrong_arguments_are_explained(self):
         for arguments, settings, text in [
             (("ftp://x", "d"), {}, "write http://"),

@@ -144,6 +144,7 @@ class Conformance(unittest.TestCase):
             "canceled": canceled,
             "cacheable": is_denied and hedge.is_confirmed,
             "budget": budget.balance,
+            "timed_out": [] if hedge.timed_out is None else [hedge.timed_out],
         }
 
     def test_deny_cache(self):

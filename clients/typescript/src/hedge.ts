@@ -29,6 +29,8 @@ export interface HedgeSettings<A> {
   readonly verdict: (answer: A) => HedgeVerdict;
   /** Of all calls. Without it the next server is asked when failover would: after the first one's share of the deadline. */
   readonly budget: RetryBudget;
+  /** Records that a server has used its share of the deadline. Its answer still counts. */
+  readonly timeOut: (server: number) => void;
   /** Gives back the charge of an answer that came too late. */
   readonly discard: (server: number, answer: A) => Promise<void>;
   readonly timers: Timers;
@@ -95,8 +97,13 @@ export function hedge<A>(settings: HedgeSettings<A>): Promise<HedgeOutcome<A>> {
     };
     const askNext = (afterMs: number): void => {
       if (over || next >= order.length) return;
-      if (afterMs < share && !budget.withdraw()) nextTimer = timers.set(() => askNext(share), share - afterMs);
-      else ask();
+      if (afterMs < share && !budget.withdraw()) {
+        nextTimer = timers.set(() => askNext(share), share - afterMs);
+        return;
+      }
+      // Only one request is under way: the last.
+      if (afterMs >= share) settings.timeOut(order[next - 1] as number);
+      ask();
     };
     const deadlineTimer = timers.set(() => { if (!over) finish(denial, denial === null); }, deadlineMs);
     const hedgeAfterMs = Math.min(settings.hedgeAfterMs, share);

@@ -341,6 +341,7 @@ export class Ratelimit {
       send: (server) => this.#send(server, path, body, deadlineMs + LATE_MS),
       verdict: ({ answer }) => verdictOf(answer),
       budget: this.#hedges,
+      timeOut: (server) => this.#report(server, "timeout"),
       discard: (server, received) => this.#discard(server, received),
       timers: TIMERS,
     });

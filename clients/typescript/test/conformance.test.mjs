@@ -142,12 +142,13 @@ describe("hedging", () => {
       const time = new VirtualTime(), budget = new RetryBudget();
       while (budget.withdraw());
       while (budget.balance < balance) budget.deposit();
-      const sent = [], canceled = [];
+      const sent = [], canceled = [], timed_out = [];
       let at = null;
       const outcome = hedge({
         order: servers.map((_, index) => index), hedgeAfterMs: hedge_after_ms, deadlineMs: deadline_ms, timers: time,
         send: async (server) => { sent.push([server, time.now]); await time.after(servers[server].after_ms); return servers[server]; },
         verdict: ({ answer }) => (["allowed", "denied", "fault"].includes(answer) ? answer : "failed"), budget,
+        timeOut: (server) => timed_out.push(server),
         discard: async (server, { reservation }) => { if (reservation !== undefined) canceled.push([server, reservation]); },
       });
       outcome.then(() => { at = time.now; });
@@ -155,7 +156,7 @@ describe("hedging", () => {
       const { winner, confirmed, pending } = await outcome;
       await pending;
       const cacheable = confirmed && winner?.answer.answer === "denied";
-      assert.deepEqual({ sent, winner: winner?.server ?? null, at_ms: at, canceled, cacheable, budget: budget.balance }, expect);
+      assert.deepEqual({ sent, winner: winner?.server ?? null, at_ms: at, canceled, cacheable, budget: budget.balance, timed_out }, expect);
     });
   }
 });

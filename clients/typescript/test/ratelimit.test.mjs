@@ -321,6 +321,15 @@ describe("two servers", () => {
     assert.deepEqual([slow.requests.length, quick.requests.length], [15, 10]);
   });
 
+  it("moves a server back that has used its share of the deadline", async (t) => {
+    const faults = [];
+    const slow = await FakeServer.start(() => "hang"), quick = await FakeServer.start(() => ({ status: 200, body: ALLOWED }));
+    t.after(() => Promise.all([slow.close(), quick.close()]));
+    const client = new Ratelimit({ url: [slow.url, quick.url], domain: "shop", hedgeAfterMs: 2_000, timeout: 2_000, onFault: ({ server, fault }) => faults.push([server, fault]) });
+    assert.equal((await client.limit("a")).source, "server");
+    assert.deepEqual(faults, [[slow.url, "timeout"]]);
+  });
+
   it("does not hedge unless it is asked to", async () => {
     proxy.mode = "slow";
     proxy.slowMs = 100;

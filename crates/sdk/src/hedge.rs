@@ -78,6 +78,9 @@ pub(crate) trait Exchange: Clone + Send + Sync + 'static {
     /// Returns what an answer means for the other requests.
     fn verdict(answer: &Self::Answer) -> Verdict;
 
+    /// Records that a server has used its share of the deadline. Its answer is still awaited.
+    fn time_out(&self, server: usize);
+
     /// Gives back the charge of an answer that came too late.
     fn discard(&self, server: usize, answer: Self::Answer) -> impl Future<Output = ()> + Send;
 }
@@ -128,11 +131,12 @@ pub(crate) async fn hedge<X: Exchange>(
     let began = Instant::now();
     let share = attempt_time(deadline, Duration::ZERO, order.len()).unwrap_or_default();
     let (mut ask_next_after, mut denial) = (Some(hedge_after.min(share)), None);
-    let (mut order, mut under_way) = (order.into_iter(), 0_u32);
+    let (mut order, mut under_way, mut last) = (order.into_iter(), 0_u32, None);
     let mut answers = Answers { receiver, exchange };
     budget.lock().deposit();
     if let Some(server) = order.next() {
         start(&answers.exchange, server, &sender);
+        last = Some(server);
         under_way += 1;
     }
     loop {
@@ -152,6 +156,7 @@ pub(crate) async fn hedge<X: Exchange>(
                     (Err(fault), None) => {
                         if let Some(server) = order.next() {
                             start(&answers.exchange, server, &sender);
+                            last = Some(server);
                             under_way += 1;
                         } else if under_way == 0 {
                             return Hedged::Faulted(fault);
@@ -171,6 +176,10 @@ pub(crate) async fn hedge<X: Exchange>(
                 if is_hedge && !budget.lock().withdraw() {
                     ask_next_after = Some(share);
                 } else if let Some(server) = order.next() {
+                    // Only one request is under way: the last.
+                    if let Some(slow) = last.filter(|_| !is_hedge) {
+                        answers.exchange.time_out(slow);
+                    }
                     start(&answers.exchange, server, &sender);
                     under_way += 1;
                 }
@@ -193,6 +202,7 @@ mod tests {
         began: Instant,
         sent: Arc<Mutex<Vec<Value>>>,
         canceled: Arc<Mutex<Vec<Value>>>,
+        timed_out: Arc<Mutex<Vec<usize>>>,
     }
 
     impl Exchange for Case {
@@ -213,6 +223,10 @@ mod tests {
                 Some("denied") => Verdict::Denied,
                 _ => Verdict::Failed,
             }
+        }
+
+        fn time_out(&self, server: usize) {
+            self.timed_out.lock().expect("a lock").push(server);
         }
 
         async fn discard(&self, server: usize, answer: Value) {
@@ -245,6 +259,7 @@ mod tests {
                 began: Instant::now(),
                 sent: Arc::default(),
                 canceled: Arc::default(),
+                timed_out: Arc::default(),
             };
             let budget = budget_of(case["budget"].as_u64().expect("a balance"));
             let (after, deadline) = (millis("hedge_after_ms"), millis("deadline_ms"));
@@ -259,7 +274,7 @@ mod tests {
             let got = json!({
                 "sent": *exchange.sent.lock().expect("a lock"), "winner": winner, "at_ms": at,
                 "canceled": *exchange.canceled.lock().expect("a lock"), "cacheable": is_cacheable,
-                "budget": budget.balance(),
+                "budget": budget.balance(), "timed_out": *exchange.timed_out.lock().expect("a lock"),
             });
             assert_eq!(got, case["expect"], "{}", case["name"]);
         }
@@ -274,6 +289,7 @@ mod tests {
             began: Instant::now(),
             sent: Arc::default(),
             canceled: Arc::default(),
+            timed_out: Arc::default(),
         };
         let budget = HedgeBudget::default();
         let (short, long) = (Duration::from_millis(3), Duration::from_millis(50));

@@ -207,6 +207,13 @@ class Core:
             return Hedge(servers, order.share_ms, order.share_ms)
         return Hedge(servers, min(order.hedge_after_ms, order.share_ms), order.share_ms, self.hedges)
 
+    def ask_next(self, hedge: Hedge) -> Optional[int]:
+        """Returns the server to ask because the first one is slow."""
+        server = hedge.timer()
+        if hedge.timed_out is not None:
+            self.fault(hedge.timed_out, Fault(_answers.TIMEOUT))
+        return server
+
     def hedged(self, order: Order, hedge: Hedge, found: Mapping[int, Checked], reason: str, started: int) -> Checked:
         """Returns the answer that decides, or what the fail policy does."""
         if hedge.winner is None:

@@ -71,6 +71,8 @@ class Hedge:
     winner: Optional[int] = None
     #: Whether every request beside the winner has answered. If not, its charge may be the reason of a denial.
     is_confirmed: bool = True
+    #: The server that has used its share of the deadline: a fault, although its answer still counts.
+    timed_out: Optional[int] = None
     _denied: Optional[int] = None
     _next: int = 0
     _under_way: set[int] = field(default_factory=set)
@@ -89,6 +91,8 @@ class Hedge:
         if self.budget is not None and due < self.share_ms and not self.budget.retry():
             self.ask_next_ms = self.share_ms
             return None
+        if due >= self.share_ms:
+            (self.timed_out,) = self._under_way
         return self._send()
 
     def fault(self, server: int) -> Optional[int]:

@@ -244,7 +244,7 @@ class AsyncClient:
                     server, outcome = await asyncio.wait_for(answers.get(), max(0.0, (until - now) / 1000))
                 except (TimeoutError, asyncio.TimeoutError):
                     if hedge.ask_next_ms is not None and now_ms() - started >= hedge.ask_next_ms:
-                        start(hedge.timer())
+                        start(self._core.ask_next(hedge))
                     continue
                 if isinstance(outcome, Fault):
                     reason = outcome.reason

@@ -290,7 +290,7 @@ class Client:
                 server, outcome = answers.get(timeout=max(0.0, (until - now) / 1000))
             except queue.Empty:
                 if hedge.ask_next_ms is not None and now_ms() - started >= hedge.ask_next_ms:
-                    start(hedge.timer())
+                    start(self._core.ask_next(hedge))
                 continue
             if isinstance(outcome, Fault):
                 reason = outcome.reason

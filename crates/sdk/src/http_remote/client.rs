@@ -82,6 +82,10 @@ impl Exchange for Call {
         Verdict::from_result(&answered.answer.result)
     }
 
+    fn time_out(&self, server: usize) {
+        self.client.order.faulted(server, self.client.began.elapsed());
+    }
+
     async fn discard(&self, server: usize, answered: Answered) {
         let Some(id) = answered.answer.reservation else { return };
         if let Closed::Fault(fault) = self.client.close(server, &Closing::Cancel(&id), HEDGE_TTL).await {

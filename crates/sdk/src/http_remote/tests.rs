@@ -205,6 +205,16 @@ async fn calls_take_their_hedges_from_one_budget() {
     }
 }
 
+/// Calls without budget must not go on to wait for a server that hangs.
+#[tokio::test]
+async fn a_server_that_has_used_its_share_of_the_deadline_moves_back() {
+    let servers = [FaultyServer::start(json!("hang")).await, FaultyServer::start(allowance("r")).await];
+    let client = client_of(&servers, |config| config.hedge_after = Some(DEADLINE));
+    let request = CheckRequest::attributes([("user", "ann")]);
+    assert_eq!(client.check(&request).await.source, ResultSource::Server);
+    assert_eq!((client.client.order.faults()[0], client.client.hedges.balance()), (1, 10_000));
+}
+
 /// A caller that has no time left must not wait for a server.
 #[tokio::test]
 async fn a_callers_own_deadline_goes_before() {

@@ -269,6 +269,10 @@ impl Exchange for HedgedCall {
         Verdict::from_result(&replied.answer.result)
     }
 
+    fn time_out(&self, server: usize) {
+        self.servers.order.faulted(server, self.servers.began.elapsed());
+    }
+
     async fn discard(&self, server: usize, replied: Replied) {
         let Some(id) = replied.answer.reservation else { return };
         let request = reservation::cancel(&id);
