@@ -369,7 +369,7 @@ type answered struct {
 // reserved asks a second server if the first is slow; what a slower or late answer charged is given back.
 func (c *Client) reserved(ctx context.Context, body []byte, deadline int64, state *hedge) checked {
 	answers := make(chan answered, len(c.options.Servers))
-	underWay := 0
+	underWay, used := 0, ""
 	send := func(server int, ok bool) {
 		if !ok {
 			return
@@ -388,7 +388,9 @@ func (c *Client) reserved(ctx context.Context, body []byte, deadline int64, stat
 		go func() {
 			defer c.pending.Done()
 			for range underWay {
-				if late := <-answers; late.err == nil && late.found.result.reservation != "" {
+				late := <-answers
+				// With one idempotency key, servers that share a store return one reservation.
+				if late.err == nil && late.found.result.reservation != "" && late.found.result.reservation != used {
 					document := map[string]any{"reservation": late.found.result.reservation}
 					c.end(context.WithoutCancel(ctx), "/v1/cancel", late.server, document)
 				}
@@ -438,6 +440,7 @@ func (c *Client) reserved(ctx context.Context, body []byte, deadline int64, stat
 	if state.isUnconfirmed {
 		winner.result.cacheable = false
 	}
+	used = winner.result.reservation
 	return winner
 }
 

@@ -273,6 +273,20 @@ func TestHedgedDenials(t *testing.T) {
 		same(t, "budget", client.hedges.budget.balance, int64(7_200))
 	})
 
+	t.Run("a reservation that both servers return is not canceled", func(t *testing.T) {
+		responded, body := make(chan struct{}), strings.TrimSuffix(allowedBody, "}")+`,"reservation":"r"}`
+		quick, quickAsked := serve(func(w http.ResponseWriter) {
+			fmt.Fprint(w, body)
+			w.(http.Flusher).Flush()
+			close(responded)
+		})
+		slow, slowAsked := serve(func(w http.ResponseWriter) { <-responded; fmt.Fprint(w, body) })
+		client := newClient(t, Options{Servers: []string{slow, quick}, HedgeAfter: time.Millisecond, Timeout: time.Minute})
+		same(t, "id", client.Reserve(ctx, Key("k"), ReserveOptions{IdempotencyKey: "i"}).ID(), "r")
+		client.Close()
+		same(t, "asked", []int64{slowAsked.Load(), quickAsked.Load()}, []int64{1, 1})
+	})
+
 	t.Run("a server that has used its share of the deadline moves back", func(t *testing.T) {
 		quick, _ := serve(allows)
 		client := newClient(t, Options{Servers: []string{faultyServer(t, "hang", ""), quick}, HedgeAfter: 2 * time.Second, Timeout: 2 * time.Second})

@@ -239,6 +239,22 @@ class ClientTest(unittest.TestCase):
         self.assertEqual((client.limit("k").source, faults), ("server", [(never.url, "timeout")]))
         self.assertEqual(self.core(client).hedges.balance, 10_000)
 
+    def test_a_reservation_that_both_servers_return_is_not_canceled(self):
+        answer = json.dumps({**json.loads(ALLOWED), "reservation": "r"})
+        quick = FaultyServer((200, answer))
+
+        def same_reservation():
+            quick.responded.wait(60)
+            return 200, answer
+
+        slow = FaultyServer(same_reservation)
+        self.addCleanup(quick.stop)
+        self.addCleanup(slow.stop)
+        client = self.client([slow.url, quick.url], hedge_after_ms=1, timeout_ms=60_000)
+        self.assertEqual(client.reserve("k", idempotency_key="i").id, "r")
+        client.close()
+        self.assertEqual((len(slow.asked), len(quick.asked)), (1, 1))
+
     def test_wrong_arguments_are_explained(self):
         for arguments, settings, text in [
             (("ftp://x", "d"), {}, "write http://"),

@@ -32,7 +32,7 @@ export interface HedgeSettings<A> {
   /** Records that a server has used its share of the deadline. Its answer still counts. */
   readonly timeOut: (server: number) => void;
   /** Gives back the charge of an answer that came too late. */
-  readonly discard: (server: number, answer: A) => Promise<void>;
+  readonly discard: (server: number, answer: A, winner: A | null) => Promise<void>;
   readonly timers: Timers;
 }
 
@@ -59,11 +59,12 @@ export function hedge<A>(settings: HedgeSettings<A>): Promise<HedgeOutcome<A>> {
     const late: Promise<void>[] = [];
     let next = 0, underWay = 0, over = false;
     let lastFault: A | null = null;
-    let denial: Winner<A> | null = null;
+    let denial: Winner<A> | null = null, decided: A | null = null;
     let nextTimer: unknown;
 
     const finish = (winner: Winner<A> | null, confirmed = true): void => {
       over = true;
+      decided = winner?.answer ?? null;
       timers.clear(nextTimer);
       timers.clear(deadlineTimer);
       resolve({ winner, confirmed, lastFault, pending: Promise.all(late).then(() => undefined) });
@@ -91,7 +92,7 @@ export function hedge<A>(settings: HedgeSettings<A>): Promise<HedgeOutcome<A>> {
         underWay -= 1;
         const verdict = settings.verdict(answer);
         if (!over) receive(server, answer, verdict);
-        else if (verdict !== "fault") await settings.discard(server, answer);
+        else if (verdict !== "fault") await settings.discard(server, answer, decided);
       });
       late.push(done);
     };

@@ -342,7 +342,7 @@ export class Ratelimit {
       verdict: ({ answer }) => verdictOf(answer),
       budget: this.#hedges,
       timeOut: (server) => this.#report(server, "timeout"),
-      discard: (server, received) => this.#discard(server, received),
+      discard: (server, received, winner) => this.#discard(server, received, winner),
       timers: TIMERS,
     });
     options.signal?.throwIfAborted();
@@ -355,8 +355,10 @@ export class Ratelimit {
     return { received: { ...received, answer }, fault, server: winner.server, pending };
   }
 
-  async #discard(server: number, received: Received): Promise<void> {
-    if (received.answer.kind === "decision" && received.answer.reservation !== null) {
+  async #discard(server: number, received: Received, winner: Received | null = null): Promise<void> {
+    // With one idempotency key, servers that share a store return one reservation.
+    const used = winner?.answer.kind === "decision" ? winner.answer.reservation : null;
+    if (received.answer.kind === "decision" && received.answer.reservation !== null && received.answer.reservation !== used) {
       await this.cancel({ id: received.answer.reservation, server });
     }
   }

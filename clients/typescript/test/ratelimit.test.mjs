@@ -321,6 +321,18 @@ describe("two servers", () => {
     assert.deepEqual([slow.requests.length, quick.requests.length], [15, 10]);
   });
 
+  it("does not cancel a reservation that both servers return", async (t) => {
+    const release = gate(), answer = { status: 200, body: { ...ALLOWED, reservation: "r" } };
+    const slow = await FakeServer.start(async () => { await release.promise; return answer; });
+    const quick = await FakeServer.start(() => answer);
+    t.after(() => Promise.all([slow.close(), quick.close()]));
+    const client = new Ratelimit({ url: [slow.url, quick.url], domain: "shop", hedgeAfterMs: 1, timeout: 60_000 });
+    const result = await client.reserve("a", { idempotencyKey: "i" });
+    release.resolve();
+    await result.pending;
+    assert.deepEqual([result.reservation.id, slow.requests.length, quick.requests.length], ["r", 1, 1]);
+  });
+
   it("moves a server back that has used its share of the deadline", async (t) => {
     const faults = [];
     const slow = await FakeServer.start(() => "hang"), quick = await FakeServer.start(() => ({ status: 200, body: ALLOWED }));

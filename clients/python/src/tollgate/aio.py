@@ -217,12 +217,13 @@ class AsyncClient:
         hedge = self._core.hedge(order, started)
         answers: asyncio.Queue[tuple[int, Union[Checked, Fault]]] = asyncio.Queue()
         is_decided = False
+        used: Optional[str] = None
 
         async def send(server: int) -> None:
             attempt = Attempt(server, order.path, order.body, order.deadline_ms + LATE_MS)
             outcome = self._core.decode(server, await self._attempt(attempt))
             if is_decided:
-                await self._give_back(outcome)
+                await self._give_back(outcome, used)
             else:
                 answers.put_nowait((server, outcome))
 
@@ -252,14 +253,17 @@ class AsyncClient:
                 else:
                     found[server] = outcome
                     hedge.answer(server, allowed=outcome.result.allowed, denied=outcome.result.reason == "denied")
+            checked = self._core.hedged(order, hedge, found, reason, started)
+            used = checked.result.reservation
+            return checked
         finally:
             is_decided = True
             while not answers.empty():
-                self._spawn(self._give_back(answers.get_nowait()[1]))
-        return self._core.hedged(order, hedge, found, reason, started)
+                self._spawn(self._give_back(answers.get_nowait()[1], used))
 
-    async def _give_back(self, outcome: Union[Checked, Fault]) -> None:
-        if isinstance(outcome, Checked) and outcome.result.reservation:
+    async def _give_back(self, outcome: Union[Checked, Fault], used: Optional[str]) -> None:
+        # With one idempotency key, servers that share a store return one reservation.
+        if isinstance(outcome, Checked) and outcome.result.reservation and outcome.result.reservation != used:
             await self._end("/v1/cancel", outcome.server, {"reservation": outcome.result.reservation})
 
     def _spawn(self, work: Any) -> None:

@@ -262,6 +262,7 @@ class Client:
         answers: queue.SimpleQueue[tuple[int, Union[Checked, Fault]]] = queue.SimpleQueue()
         lock = threading.Lock()
         is_decided = False
+        used: Optional[str] = None
 
         def send(server: int) -> None:
             attempt = Attempt(server, order.path, order.body, order.deadline_ms + LATE_MS)
@@ -271,7 +272,7 @@ class Client:
                 if not is_late:
                     answers.put((server, outcome))
             if is_late:
-                self._give_back(outcome)
+                self._give_back(outcome, used)
 
         def start(server: Optional[int]) -> None:
             if server is not None:
@@ -298,14 +299,16 @@ class Client:
             else:
                 found[server] = outcome
                 hedge.answer(server, allowed=outcome.result.allowed, denied=outcome.result.reason == "denied")
+        checked = self._core.hedged(order, hedge, found, reason, started)
         with lock:
-            is_decided = True
+            is_decided, used = True, checked.result.reservation
         while not answers.empty():
-            self._threads().submit(self._give_back, answers.get_nowait()[1])
-        return self._core.hedged(order, hedge, found, reason, started)
+            self._threads().submit(self._give_back, answers.get_nowait()[1], used)
+        return checked
 
-    def _give_back(self, outcome: Union[Checked, Fault]) -> None:
-        if isinstance(outcome, Checked) and outcome.result.reservation:
+    def _give_back(self, outcome: Union[Checked, Fault], used: Optional[str]) -> None:
+        # With one idempotency key, servers that share a store return one reservation.
+        if isinstance(outcome, Checked) and outcome.result.reservation and outcome.result.reservation != used:
             self._end("/v1/cancel", outcome.server, {"reservation": outcome.result.reservation})
 
 
