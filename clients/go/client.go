@@ -39,7 +39,8 @@ type Options struct {
 	Timeout time.Duration
 	// FailClosed denies if no server answers; otherwise requests are allowed.
 	FailClosed bool
-	// HedgeAfter asks a second server if the first has not answered by then; zero is off, 3 ms a good value.
+	// HedgeAfter asks a second server if the first has not answered by then, for at most a tenth of the calls; zero is off,
+	// 3 ms a good value.
 	HedgeAfter time.Duration
 	// DenyCache is the number of denials that this process repeats by itself; 10,000 if zero, negative is off.
 	DenyCache int
@@ -59,6 +60,7 @@ type Client struct {
 	keyPrefix string
 	options   Options
 	failover  *failover
+	hedges    *hedgeBudget
 	cache     *denyCache
 	started   time.Time
 	pending   sync.WaitGroup
@@ -139,7 +141,7 @@ func New(domain string, options Options) (*Client, error) {
 	domainJSON, _ := json.Marshal(domain)
 	attribute, _ := json.Marshal(options.Attribute)
 	return &Client{
-		domainJSON: string(domainJSON), keyPrefix: `"attributes":{` + string(attribute) + ":", options: options, failover: newFailover(len(servers)), cache: newDenyCache(options.DenyCache),
+		domainJSON: string(domainJSON), keyPrefix: `"attributes":{` + string(attribute) + ":", options: options, failover: newFailover(len(servers)), hedges: newHedgeBudget(), cache: newDenyCache(options.DenyCache),
 		started: time.Now(),
 	}, nil
 }
@@ -311,11 +313,12 @@ func (c *Client) check(ctx context.Context, wanted request) checked {
 
 	var found checked
 	if wanted.isReservation || isHedged {
-		hedgeAfter := deadline / int64(len(c.options.Servers))
+		order, share := c.failover.order(started), deadline/int64(len(c.options.Servers))
+		state := newHedge(order, share, share, nil)
 		if isHedged {
-			hedgeAfter = min(hedgeAfter, c.options.HedgeAfter.Milliseconds())
+			state = newHedge(order, c.options.HedgeAfter.Milliseconds(), share, c.hedges)
 		}
-		found = c.reserved(ctx, body.Bytes(), deadline, hedgeAfter)
+		found = c.reserved(ctx, body.Bytes(), deadline, state)
 	} else {
 		found = c.inTurn(ctx, body.Bytes(), deadline, started)
 	}
@@ -364,10 +367,9 @@ type answered struct {
 }
 
 // reserved asks a second server if the first is slow; what a slower or late answer charged is given back.
-func (c *Client) reserved(ctx context.Context, body []byte, deadline, hedgeAfter int64) checked {
-	state := newHedge(c.failover.order(c.now()))
+func (c *Client) reserved(ctx context.Context, body []byte, deadline int64, state *hedge) checked {
 	answers := make(chan answered, len(c.options.Servers))
-	underWay := 0
+	underWay, used := 0, ""
 	send := func(server int, ok bool) {
 		if !ok {
 			return
@@ -386,37 +388,60 @@ func (c *Client) reserved(ctx context.Context, body []byte, deadline, hedgeAfter
 		go func() {
 			defer c.pending.Done()
 			for range underWay {
-				if late := <-answers; late.err == nil && late.found.result.reservation != "" {
+				late := <-answers
+				// With one idempotency key, servers that share a store return one reservation.
+				if late.err == nil && late.found.result.reservation != "" && late.found.result.reservation != used {
 					document := map[string]any{"reservation": late.found.result.reservation}
 					c.end(context.WithoutCancel(ctx), "/v1/cancel", late.server, document)
 				}
 			}
 		}()
 	}()
-	end, timer := time.NewTimer(time.Duration(deadline)*time.Millisecond), time.NewTimer(time.Duration(hedgeAfter)*time.Millisecond)
+	started := time.Now()
+	end, timer := time.NewTimer(time.Duration(deadline)*time.Millisecond), time.NewTimer(time.Duration(state.askNext)*time.Millisecond)
 	defer end.Stop()
 	defer timer.Stop()
-	send(state.send())
-	reason := faultTimeout
-	for !state.isOver() {
+	send(state.start())
+	reason, found, isLate := faultTimeout, map[int]checked{}, false
+	for !state.isOver() && !isLate {
 		select {
 		case <-ctx.Done():
-			return c.byPolicy(faultTimeout)
+			isLate = true
 		case <-end.C:
-			return c.byPolicy(faultTimeout)
+			isLate = true
 		case <-timer.C:
 			send(state.timer())
+			if state.timedOut >= 0 {
+				c.fault(state.timedOut, faultTimeout)
+			}
+			if state.askNext >= 0 {
+				timer.Reset(time.Duration(state.askNext)*time.Millisecond - time.Since(started))
+			}
 		case each := <-answers:
 			underWay--
 			if each.err != nil {
 				reason = each.err.Error()
 				send(state.fault())
-			} else if state.answer(each.server) {
-				return each.found
+			} else {
+				found[each.server] = each.found
+				state.answer(each.server, verdictOf(each.found.result))
 			}
 		}
 	}
-	return c.byPolicy(reason)
+	if isLate {
+		reason = faultTimeout
+		state.end()
+	}
+	winner, ok := found[state.winner]
+	if !ok {
+		return c.byPolicy(reason)
+	}
+	// What the other request has charged is given back, and with it the reason of the denial.
+	if state.isUnconfirmed {
+		winner.result.cacheable = false
+	}
+	used = winner.result.reservation
+	return winner
 }
 
 // ask sends one request to one server, and records what its answer says about the server.
@@ -429,11 +454,16 @@ func (c *Client) ask(ctx context.Context, server int, path string, body []byte, 
 			return checked{found, headers, server}, nil
 		}
 	}
+	c.fault(server, err.Error())
+	return checked{}, err
+}
+
+// fault records a server that gave no usable answer.
+func (c *Client) fault(server int, reason string) {
 	c.failover.fault(server, c.now())
 	if c.options.OnFault != nil {
-		c.options.OnFault(c.options.Servers[server], err.Error())
+		c.options.OnFault(c.options.Servers[server], reason)
 	}
-	return checked{}, err
 }
 
 func (c *Client) end(ctx context.Context, path string, server int, document map[string]any) Ended {

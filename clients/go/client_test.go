@@ -217,6 +217,85 @@ func TestClient(t *testing.T) {
 	})
 }
 
+const deniedBody = `{"allowed":false,"decision_id":"d","origin":"store","denied_by":"r","retry_after_ms":60000,"limits":[{"rule":"r","limit":1,"remaining":0,"reset_ms":60000,"over":true}]}`
+
+// A caller must not be denied because of its own hedge, nor have such a denial repeated until it ends.
+func TestHedgedDenials(t *testing.T) {
+	ctx := context.Background()
+	serve := func(answer func(http.ResponseWriter)) (string, *atomic.Int64) {
+		var asked atomic.Int64
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			asked.Add(1)
+			answer(w)
+		}))
+		t.Cleanup(server.Close)
+		return server.URL, &asked
+	}
+	denies := func(w http.ResponseWriter) {
+		w.WriteHeader(http.StatusTooManyRequests)
+		fmt.Fprint(w, deniedBody)
+	}
+	allows := func(w http.ResponseWriter) { fmt.Fprint(w, allowedBody) }
+
+	t.Run("a denial waits for the other request", func(t *testing.T) {
+		responded := make(chan struct{})
+		quick, asked := serve(func(w http.ResponseWriter) {
+			denies(w)
+			w.(http.Flusher).Flush()
+			close(responded)
+		})
+		slow, _ := serve(func(w http.ResponseWriter) { <-responded; allows(w) })
+		client := newClient(t, Options{Servers: []string{slow, quick}, HedgeAfter: time.Millisecond, Timeout: time.Minute})
+		result := client.Limit(ctx, Key("k"))
+		same(t, "result", []any{result.Allowed, result.Source, asked.Load()}, []any{true, "server", int64(1)})
+		same(t, "cached", len(client.cache.entries), 0)
+	})
+
+	t.Run("at the deadline it counts and is not cached", func(t *testing.T) {
+		quick, _ := serve(denies)
+		client := newClient(t, Options{Servers: []string{faultyServer(t, "hang", ""), quick}, HedgeAfter: time.Millisecond, Timeout: 2 * time.Second})
+		result := client.Limit(ctx, Key("k"))
+		same(t, "result", []any{result.Allowed, result.Source, result.Reason}, []any{false, "server", "denied"})
+		same(t, "cached", len(client.cache.entries), 0)
+		alone := newClient(t, Options{Servers: []string{quick}})
+		alone.Limit(ctx, Key("k"))
+		same(t, "cached", len(alone.cache.entries), 1)
+	})
+
+	t.Run("calls take their hedges from one budget", func(t *testing.T) {
+		quick, _ := serve(allows)
+		client := newClient(t, Options{Servers: []string{faultyServer(t, "hang", ""), quick}, HedgeAfter: time.Millisecond, Timeout: 2 * time.Second})
+		for _, balance := range []int64{9_000, 8_100} {
+			same(t, "source", client.Limit(ctx, Key("k")).Source, "server")
+			same(t, "budget", client.hedges.budget.balance, balance)
+		}
+		client.Reserve(ctx, Key("k"), ReserveOptions{})
+		same(t, "budget", client.hedges.budget.balance, int64(7_200))
+	})
+
+	t.Run("a reservation that both servers return is not canceled", func(t *testing.T) {
+		responded, body := make(chan struct{}), strings.TrimSuffix(allowedBody, "}")+`,"reservation":"r"}`
+		quick, quickAsked := serve(func(w http.ResponseWriter) {
+			fmt.Fprint(w, body)
+			w.(http.Flusher).Flush()
+			close(responded)
+		})
+		slow, slowAsked := serve(func(w http.ResponseWriter) { <-responded; fmt.Fprint(w, body) })
+		client := newClient(t, Options{Servers: []string{slow, quick}, HedgeAfter: time.Millisecond, Timeout: time.Minute})
+		same(t, "id", client.Reserve(ctx, Key("k"), ReserveOptions{IdempotencyKey: "i"}).ID(), "r")
+		client.Close()
+		same(t, "asked", []int64{slowAsked.Load(), quickAsked.Load()}, []int64{1, 1})
+	})
+
+	t.Run("a server that has used its share of the deadline moves back", func(t *testing.T) {
+		quick, _ := serve(allows)
+		client := newClient(t, Options{Servers: []string{faultyServer(t, "hang", ""), quick}, HedgeAfter: 2 * time.Second, Timeout: 2 * time.Second})
+		same(t, "source", client.Limit(ctx, Key("k")).Source, "server")
+		same(t, "order", client.failover.order(client.now()), []int{1, 0})
+		same(t, "budget", client.hedges.budget.balance, int64(10_000))
+	})
+}
+
 // faultyServer does one thing: cut, cut_body, hang, slow_body, or responds.
 func faultyServer(t *testing.T, does, response string) string {
 	t.Helper()

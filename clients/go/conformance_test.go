@@ -312,16 +312,20 @@ func TestHedging(t *testing.T) {
 			Name     string
 			After    int64 `json:"hedge_after_ms"`
 			Deadline int64 `json:"deadline_ms"`
+			Budget   int64
 			Servers  []struct {
 				After       int64 `json:"after_ms"`
 				Answer      string
 				Reservation string
 			}
 			Expect struct {
-				Sent     [][2]int64
-				Winner   *int64
-				At       int64 `json:"at_ms"`
-				Canceled [][2]any
+				Sent      [][2]int64
+				Winner    *int64
+				At        int64 `json:"at_ms"`
+				Canceled  [][2]any
+				Cacheable bool
+				TimedOut  []int `json:"timed_out"`
+				Budget    int64
 			}
 		}
 	}
@@ -332,7 +336,9 @@ func TestHedging(t *testing.T) {
 		for at := range order {
 			order[at] = at
 		}
-		state, events := newHedge(order), &hedgeEvents{}
+		budget, verdicts := &hedgeBudget{budget: retryBudget{each.Budget}}, map[string]verdict{"allowed": verdictAllowed, "denied": verdictDenied}
+		state, events := newHedge(order, each.After, each.Deadline/int64(len(order)), budget), &hedgeEvents{}
+		timer, end := len(order), len(order)+1
 		sent, canceled, endedAt := [][2]int64{}, [][2]any{}, int64(-1)
 		send := func(server int, ok bool, now int64) {
 			if ok {
@@ -340,37 +346,49 @@ func TestHedging(t *testing.T) {
 				heap.Push(events, hedgeEvent{now + each.Servers[server].After, server})
 			}
 		}
-		first, ok := state.send()
+		first, ok := state.start()
 		send(first, ok, 0)
-		heap.Push(events, hedgeEvent{each.After, len(order)})
+		heap.Push(events, hedgeEvent{state.askNext, timer})
+		heap.Push(events, hedgeEvent{each.Deadline, end})
 		for events.Len() > 0 {
 			event := heap.Pop(events).(hedgeEvent)
-			if endedAt < 0 && event.at >= each.Deadline {
-				endedAt = each.Deadline
-			}
-			if event.server == len(order) {
-				if endedAt < 0 {
-					next, ok := state.timer()
-					send(next, ok, event.at)
+			switch {
+			case endedAt >= 0:
+				if event.server < timer && each.Servers[event.server].Reservation != "" {
+					canceled = append(canceled, [2]any{float64(event.server), each.Servers[event.server].Reservation})
 				}
 				continue
-			}
-			server := each.Servers[event.server]
-			switch {
-			case server.Answer == "fault":
-				if endedAt < 0 {
-					next, ok := state.fault()
-					send(next, ok, event.at)
-					if state.isOver() {
-						endedAt = event.at
-					}
-				}
-			case endedAt < 0 && state.answer(event.server):
+			case event.server == end:
+				state.end()
 				endedAt = event.at
-			case server.Reservation != "":
-				canceled = append(canceled, [2]any{float64(event.server), server.Reservation})
+			case event.server == timer:
+				next, ok := state.timer()
+				send(next, ok, event.at)
+				if state.askNext >= 0 {
+					heap.Push(events, hedgeEvent{state.askNext, timer})
+				}
+			case each.Servers[event.server].Answer == "fault":
+				next, ok := state.fault()
+				send(next, ok, event.at)
+			default:
+				what, ok := verdicts[each.Servers[event.server].Answer]
+				if !ok {
+					what = verdictFailed
+				}
+				state.answer(event.server, what)
+			}
+			if state.isOver() {
+				endedAt = event.at
 			}
 		}
+		isCacheable := state.winner >= 0 && each.Servers[state.winner].Answer == "denied" && !state.isUnconfirmed
+		same(t, each.Name, isCacheable, each.Expect.Cacheable)
+		same(t, each.Name, budget.budget.balance, each.Expect.Budget)
+		timedOut := []int{}
+		if state.timedOut >= 0 {
+			timedOut = append(timedOut, state.timedOut)
+		}
+		same(t, each.Name, timedOut, each.Expect.TimedOut)
 		same(t, each.Name, sent, each.Expect.Sent)
 		same(t, each.Name, int64(state.winner), optional(each.Expect.Winner))
 		same(t, each.Name, endedAt, each.Expect.At)

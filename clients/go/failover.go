@@ -73,30 +73,105 @@ func (f *failover) answer(server int) {
 	f.faults[server], f.until[server] = 0, 0
 }
 
-// hedge is one hedged request without I/O: it says which servers to ask, and which answer decides.
+// hedgeBudget bounds the hedges of one client, as a retry budget does: a second request for each call would make slow
+// servers slower.
+type hedgeBudget struct {
+	lock   sync.Mutex
+	budget retryBudget
+}
+
+func newHedgeBudget() *hedgeBudget { return &hedgeBudget{budget: *newRetryBudget()} }
+
+func (b *hedgeBudget) call() {
+	b.lock.Lock()
+	defer b.lock.Unlock()
+	b.budget.request()
+}
+
+func (b *hedgeBudget) hedge() bool {
+	b.lock.Lock()
+	defer b.lock.Unlock()
+	return b.budget.retry()
+}
+
+// verdict is what an answer means for the other requests of its call.
+type verdict int
+
+const (
+	verdictAllowed verdict = iota
+	// A limit has no room, perhaps because of another request of the same call.
+	verdictDenied
+	// Not allowed for another reason: shed, rejected, or a rule's fail policy.
+	verdictFailed
+)
+
+func verdictOf(result Result) verdict {
+	switch {
+	case result.Allowed:
+		return verdictAllowed
+	case result.Reason == "denied":
+		return verdictDenied
+	}
+	return verdictFailed
+}
+
+// hedge is one hedged request without I/O: it says which servers to ask, and which answer decides. A denial waits for
+// the request beside it: on one store, the charge of that one may be the reason.
 type hedge struct {
 	servers  []int
 	next     int
 	underWay int
 	winner   int
+	// denied is the server of a denial that waits; -1 if there is none.
+	denied int
+	// isUnconfirmed tells that a request beside the winner has not answered: its charge may be the reason of the denial.
+	isUnconfirmed bool
+	// last is the server asked last, timedOut one that has used its share of the deadline: a fault, although its answer
+	// still counts. -1 if there is none.
+	last, timedOut int
+	// askNext is when timer is due, in milliseconds since the start; negative if no further server is asked for being slow.
+	askNext int64
+	// share is when failover asks the next server, whatever the budget: after the first one's share of the deadline.
+	share int64
+	// budget is nil for a reservation that is not hedged.
+	budget *hedgeBudget
 }
 
-func newHedge(order []int) *hedge { return &hedge{servers: order, winner: -1} }
+func newHedge(order []int, askNext, share int64, budget *hedgeBudget) *hedge {
+	return &hedge{servers: order, winner: -1, denied: -1, last: -1, timedOut: -1, askNext: min(askNext, share), share: share, budget: budget}
+}
+
+// start returns the first server to ask.
+func (h *hedge) start() (int, bool) {
+	if h.budget != nil {
+		h.budget.call()
+	}
+	return h.send()
+}
 
 // send returns the next server to ask; false if there is none, or two are under way.
 func (h *hedge) send() (int, bool) {
-	if h.winner >= 0 || h.next >= len(h.servers) || h.underWay >= 2 {
+	if !h.hasNext() {
 		return 0, false
 	}
+	h.last = h.servers[h.next]
 	h.next++
 	h.underWay++
-	return h.servers[h.next-1], true
+	return h.last, true
 }
+
+func (h *hedge) hasNext() bool { return h.winner < 0 && h.next < len(h.servers) && h.underWay < 2 }
 
 // timer returns the server to ask because the first one has not answered in time.
 func (h *hedge) timer() (int, bool) {
-	if h.underWay != 1 {
+	isHedge := h.budget != nil && h.askNext < h.share
+	h.askNext = -1
+	if isHedge && h.hasNext() && !h.budget.hedge() {
+		h.askNext = h.share
 		return 0, false
+	}
+	if !isHedge && h.hasNext() {
+		h.timedOut = h.last
 	}
 	return h.send()
 }
@@ -104,17 +179,28 @@ func (h *hedge) timer() (int, bool) {
 // fault records a fault, and returns the next server to ask.
 func (h *hedge) fault() (int, bool) {
 	h.underWay--
+	h.end()
 	return h.send()
 }
 
-// answer records an answer, and returns whether it decides the request.
-func (h *hedge) answer(server int) bool {
+// answer records an answer.
+func (h *hedge) answer(server int, what verdict) {
 	h.underWay--
-	if h.winner >= 0 {
-		return false
+	switch {
+	case h.denied >= 0 && what != verdictAllowed:
+		h.winner = h.denied
+	case h.denied < 0 && what == verdictDenied && h.underWay > 0:
+		h.denied = server
+	default:
+		h.winner = server
 	}
-	h.winner = server
-	return true
 }
 
-func (h *hedge) isOver() bool { return h.winner < 0 && h.underWay == 0 }
+// end makes a denial that waits the answer.
+func (h *hedge) end() {
+	if h.denied >= 0 {
+		h.winner, h.isUnconfirmed = h.denied, true
+	}
+}
+
+func (h *hedge) isOver() bool { return h.winner >= 0 || h.underWay == 0 }

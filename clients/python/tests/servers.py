@@ -83,10 +83,13 @@ class Tollgate:
 
 
 class FaultyServer:
-    """A server that does one thing: refused, cut, cut_body, hang, slow_body, or a response of ``(status, body)``."""
+    """A server that does one thing: refused, cut, cut_body, hang, slow_body, or a response of ``(status, body)``, which
+    may be a function that returns it."""
 
     def __init__(self, does: object) -> None:
         self.asked: list[bytes] = []
+        #: Set when a response was sent.
+        self.responded = threading.Event()
         self._does = does
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = "http://127.0.0.1:%d" % self._listener.getsockname()[1]
@@ -126,9 +129,10 @@ class FaultyServer:
                     if self._does == "cut_body":
                         return connection.close()
                     continue
-                status, text = self._does
+                status, text = self._does() if callable(self._does) else self._does
                 answer = text.encode()
                 connection.sendall(b"HTTP/1.1 %d x\r\ncontent-length: %d\r\n\r\n%s" % (status, len(answer), answer))
+                self.responded.set()
 
     def stop(self) -> None:
         self._listener.close()

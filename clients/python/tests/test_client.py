@@ -20,6 +20,19 @@ from test_conformance import load
 from tollgate import AsyncClient, Client
 
 
+ALLOWED = json.dumps({"allowed": True, "decision_id": "d", "origin": "store", "limits": []})
+DENIED = json.dumps(
+    {
+        "allowed": False,
+        "decision_id": "d",
+        "origin": "store",
+        "denied_by": "r",
+        "retry_after_ms": 60_000,
+        "limits": [{"rule": "r", "limit": 1, "remaining": 0, "reset_ms": 60_000, "over": True}],
+    }
+)
+
+
 class Loop:
     """Calls an `AsyncClient` from synchronous tests, so that both clients run the same ones."""
 
@@ -71,6 +84,9 @@ class ClientTest(unittest.TestCase):
         client = self.kind(url or self.server.url, "test", **settings)
         self.addCleanup(client.close)
         return client
+
+    def core(self, client):
+        return getattr(client, "_client", client)._core
 
     def user(self):
         return {"user": f"{self.kind.__name__}-{self.id()}"}
@@ -176,6 +192,68 @@ class ClientTest(unittest.TestCase):
         self.assertTrue(client.limit(user).allowed)
         client.close()
         self.assertEqual(self.client().peek(user).remaining, 2)
+
+    def test_a_hedged_request_is_not_denied_because_of_its_own_hedge(self):
+        quick = FaultyServer((429, DENIED))
+
+        def charged_first():
+            quick.responded.wait(60)
+            return 200, ALLOWED
+
+        slow = FaultyServer(charged_first)
+        self.addCleanup(quick.stop)
+        self.addCleanup(slow.stop)
+        client = self.client([slow.url, quick.url], hedge_after_ms=1, timeout_ms=60_000)
+        self.assertTrue(client.limit("k").allowed)
+        self.assertEqual((len(slow.asked), len(quick.asked)), (1, 1), "nothing is given back")
+        # Denials that lost are not cached: the next request is asked for.
+        self.assertEqual(client.limit("k").source, "server")
+
+    def test_a_denial_beside_a_request_that_did_not_answer_is_not_cached(self):
+        quick, never = FaultyServer((429, DENIED)), FaultyServer("hang")
+        self.addCleanup(quick.stop)
+        self.addCleanup(never.stop)
+        client = self.client([never.url, quick.url], hedge_after_ms=1, timeout_ms=2_000)
+        result = client.limit("k")
+        self.assertEqual((result.source, result.reason, len(self.core(client).cache)), ("server", "denied", 0))
+        alone = self.client(quick.url)
+        self.assertEqual((alone.limit("k").reason, len(self.core(alone).cache)), ("denied", 1))
+
+    def test_calls_take_their_hedges_from_one_budget(self):
+        quick, never = FaultyServer((200, ALLOWED)), FaultyServer("hang")
+        self.addCleanup(quick.stop)
+        self.addCleanup(never.stop)
+        client = self.client([never.url, quick.url], hedge_after_ms=1, timeout_ms=2_000)
+        hedges = self.core(client).hedges
+        for balance in (9_000, 8_100):
+            self.assertEqual((client.limit("k").source, hedges.balance), ("server", balance))
+        client.reserve("k")
+        self.assertEqual(hedges.balance, 7_200)
+
+    def test_a_server_that_has_used_its_share_of_the_deadline_moves_back(self):
+        quick, never, faults = FaultyServer((200, ALLOWED)), FaultyServer("hang"), []
+        self.addCleanup(quick.stop)
+        self.addCleanup(never.stop)
+        report = lambda *fault: faults.append(fault)
+        client = self.client([never.url, quick.url], hedge_after_ms=2_000, timeout_ms=2_000, on_fault=report)
+        self.assertEqual((client.limit("k").source, faults), ("server", [(never.url, "timeout")]))
+        self.assertEqual(self.core(client).hedges.balance, 10_000)
+
+    def test_a_reservation_that_both_servers_return_is_not_canceled(self):
+        answer = json.dumps({**json.loads(ALLOWED), "reservation": "r"})
+        quick = FaultyServer((200, answer))
+
+        def same_reservation():
+            quick.responded.wait(60)
+            return 200, answer
+
+        slow = FaultyServer(same_reservation)
+        self.addCleanup(quick.stop)
+        self.addCleanup(slow.stop)
+        client = self.client([slow.url, quick.url], hedge_after_ms=1, timeout_ms=60_000)
+        self.assertEqual(client.reserve("k", idempotency_key="i").id, "r")
+        client.close()
+        self.assertEqual((len(slow.asked), len(quick.asked)), (1, 1))
 
     def test_wrong_arguments_are_explained(self):
         for arguments, settings, text in [

@@ -101,9 +101,12 @@ class Conformance(unittest.TestCase):
                 self.assertEqual(self.hedge(case), case["expect"])
 
     def hedge(self, case):
-        servers, deadline = case["servers"], case["deadline_ms"]
-        hedge = _failover.Hedge(list(range(len(servers))))
-        events, sent, canceled, ended_at = [], [], [], None
+        servers, deadline, budget = case["servers"], case["deadline_ms"], _pacing.RetryBudget()
+        budget.balance = case["budget"]
+        share = deadline // len(servers)
+        hedge = _failover.Hedge(list(range(len(servers))), min(case["hedge_after_ms"], share), share, budget)
+        timer, end = len(servers), len(servers) + 1
+        events, sent, canceled, ended_at = [(deadline, end)], [], [], None
 
         def send(server, now):
             if server is not None:
@@ -111,25 +114,38 @@ class Conformance(unittest.TestCase):
                 heapq.heappush(events, (now + servers[server]["after_ms"], server))
 
         send(hedge.start(), 0)
-        heapq.heappush(events, (case["hedge_after_ms"], len(servers)))
+        heapq.heappush(events, (hedge.ask_next_ms, timer))
         while events:
             now, server = heapq.heappop(events)
-            if ended_at is None and now >= deadline:
-                ended_at = deadline
-            if server == len(servers):
-                if ended_at is None:
-                    send(hedge.timer(), now)
-            elif servers[server]["answer"] == "fault":
-                following = hedge.fault(server)
-                if ended_at is None:
-                    send(following, now)
-                    if hedge.is_over:
-                        ended_at = now
-            elif ended_at is None and hedge.answer(server):
+            answer = servers[server] if server < timer else {}
+            if ended_at is not None:
+                if answer.get("reservation"):
+                    canceled.append([server, answer["reservation"]])
+                continue
+            if server == end:
+                hedge.deadline()
                 ended_at = now
-            elif servers[server].get("reservation"):
-                canceled.append([server, servers[server]["reservation"]])
-        return {"sent": sent, "winner": hedge.winner, "at_ms": ended_at, "canceled": canceled}
+            elif server == timer:
+                send(hedge.timer(), now)
+                if hedge.ask_next_ms is not None:
+                    heapq.heappush(events, (hedge.ask_next_ms, timer))
+            elif answer["answer"] == "fault":
+                send(hedge.fault(server), now)
+            else:
+                verdict = answer["answer"]
+                hedge.answer(server, allowed=verdict == "allowed", denied=verdict == "denied")
+            if hedge.is_over:
+                ended_at = now
+        is_denied = hedge.winner is not None and servers[hedge.winner]["answer"] == "denied"
+        return {
+            "sent": sent,
+            "winner": hedge.winner,
+            "at_ms": ended_at,
+            "canceled": canceled,
+            "cacheable": is_denied and hedge.is_confirmed,
+            "budget": budget.balance,
+            "timed_out": [] if hedge.timed_out is None else [hedge.timed_out],
+        }
 
     def test_deny_cache(self):
         document = load("deny-cache")

@@ -7,7 +7,8 @@
 import { parseAnswer, parseEnd, type Answer, type EndResult } from "./answer.js";
 import { DenyCache } from "./deny-cache.js";
 import { attemptTime, effectiveDeadline, ServerOrder } from "./failover.js";
-import { hedge } from "./hedge.js";
+import { hedge, type HedgeVerdict } from "./hedge.js";
+import { RetryBudget } from "./pace/retry.js";
 import { policyResult, SETTLED, type Fault, type LimitResult } from "./result.js";
 import { post, readBody, type Reply, type Server } from "./transport.js";
 
@@ -53,7 +54,7 @@ export interface RatelimitOptions {
   readonly timeout?: number;
   /** What to do if there is no answer: allow (`open`, the default) or deny (`closed`). */
   readonly failPolicy?: "open" | "closed";
-  /** Ask a second server if the first has not answered after this time in milliseconds (3 is a good value). Default off. */
+  /** Ask a second server if the first has not answered after this time in milliseconds (3 is a good value), for at most a tenth of the calls. Default off. */
   readonly hedgeAfterMs?: number;
   /** Denials that this process repeats by itself. Default 10,000 entries; `false` asks every time. */
   readonly denyCache?: { readonly maxEntries: number } | false;
@@ -142,6 +143,7 @@ export class Ratelimit {
   readonly #options: RatelimitOptions;
   readonly #servers: readonly Server[];
   readonly #order: ServerOrder;
+  readonly #hedges = new RetryBudget();
   readonly #cache: DenyCache<CachedDenial> | null;
   readonly #attribute: string;
   readonly #prefix: string;
@@ -337,19 +339,26 @@ export class Ratelimit {
       deadlineMs,
       // Not aborted with the caller: whether it was charged must become known.
       send: (server) => this.#send(server, path, body, deadlineMs + LATE_MS),
-      isFault: (received) => received.answer.kind === "fault",
-      discard: (server, received) => this.#discard(server, received),
+      verdict: ({ answer }) => verdictOf(answer),
+      budget: this.#hedges,
+      timeOut: (server) => this.#report(server, "timeout"),
+      discard: (server, received, winner) => this.#discard(server, received, winner),
       timers: TIMERS,
     });
     options.signal?.throwIfAborted();
-    const { winner, lastFault, pending } = outcome;
+    const { winner, confirmed, lastFault, pending } = outcome;
     const fault = lastFault?.answer.kind === "fault" ? lastFault.answer.fault : "timeout";
     if (winner === null) return { received: null, fault, server: -1, pending };
-    return { received: winner.answer as Decided, fault, server: winner.server, pending };
+    const received = winner.answer as Decided;
+    // What the other request has charged is given back, and with it the reason of the denial.
+    const answer = confirmed ? received.answer : { ...received.answer, cacheable: false };
+    return { received: { ...received, answer }, fault, server: winner.server, pending };
   }
 
-  async #discard(server: number, received: Received): Promise<void> {
-    if (received.answer.kind === "decision" && received.answer.reservation !== null) {
+  async #discard(server: number, received: Received, winner: Received | null = null): Promise<void> {
+    // With one idempotency key, servers that share a store return one reservation.
+    const used = winner?.answer.kind === "decision" ? winner.answer.reservation : null;
+    if (received.answer.kind === "decision" && received.answer.reservation !== null && received.answer.reservation !== used) {
       await this.cancel({ id: received.answer.reservation, server });
     }
   }
@@ -415,6 +424,12 @@ function isHead(input: Structured): input is HeadInput {
 
 function isDescriptors(input: Structured): input is { readonly descriptors: readonly Descriptor[] } {
   return Array.isArray(input["descriptors" as keyof Structured]);
+}
+
+function verdictOf(answer: Answer): HedgeVerdict {
+  if (answer.kind === "fault") return "fault";
+  if (answer.result.allowed) return "allowed";
+  return answer.result.reason === "denied" ? "denied" : "failed";
 }
 
 interface Decided extends Received {

@@ -137,22 +137,26 @@ class VirtualTime {
 }
 
 describe("hedging", () => {
-  for (const { name, hedge_after_ms, deadline_ms, servers, expect } of load("hedging").cases) {
+  for (const { name, hedge_after_ms, deadline_ms, budget: balance, servers, expect } of load("hedging").cases) {
     it(name, async () => {
-      const time = new VirtualTime();
-      const sent = [], canceled = [];
+      const time = new VirtualTime(), budget = new RetryBudget();
+      while (budget.withdraw());
+      while (budget.balance < balance) budget.deposit();
+      const sent = [], canceled = [], timed_out = [];
       let at = null;
       const outcome = hedge({
         order: servers.map((_, index) => index), hedgeAfterMs: hedge_after_ms, deadlineMs: deadline_ms, timers: time,
         send: async (server) => { sent.push([server, time.now]); await time.after(servers[server].after_ms); return servers[server]; },
-        isFault: ({ answer }) => answer === "fault",
+        verdict: ({ answer }) => (["allowed", "denied", "fault"].includes(answer) ? answer : "failed"), budget,
+        timeOut: (server) => timed_out.push(server),
         discard: async (server, { reservation }) => { if (reservation !== undefined) canceled.push([server, reservation]); },
       });
       outcome.then(() => { at = time.now; });
       await time.run();
-      const { winner, pending } = await outcome;
+      const { winner, confirmed, pending } = await outcome;
       await pending;
-      assert.deepEqual({ sent, winner: winner?.server ?? null, at_ms: at, canceled }, expect);
+      const cacheable = confirmed && winner?.answer.answer === "denied";
+      assert.deepEqual({ sent, winner: winner?.server ?? null, at_ms: at, canceled, cacheable, budget: budget.balance, timed_out }, expect);
     });
   }
 });

@@ -13,6 +13,18 @@ descriptors:
   - {key: tokens, name: tokens, limit: {count: 1000, period: 1h, algorithm: sliding_window}}
 `;
 const PATIENT = { timeout: 10_000 };
+/** A promise that is resolved from outside. */
+function gate() {
+  let resolve;
+  const promise = new Promise((done) => { resolve = done; });
+  return { promise, resolve };
+}
+
+const ALLOWED = { allowed: true, decision_id: "d", origin: "store", limits: [] };
+const DENIED = {
+  allowed: false, decision_id: "d", origin: "store", denied_by: "r", retry_after_ms: 60_000,
+  limits: [{ rule: "r", limit: 1, remaining: 0, reset_ms: 60_000, over: true }],
+};
 let keys = 0;
 const freshKey = () => `key-${++keys}`;
 
@@ -253,6 +265,81 @@ describe("two servers", () => {
     const first = new Ratelimit({ url: one.url, domain: "shop", ...PATIENT }), second = new Ratelimit({ url: two.url, domain: "shop", ...PATIENT });
     assert.equal((await first.peek(key)).remaining, 5, "given back");
     assert.equal((await second.peek(key)).remaining, 3, "stands");
+  });
+
+  it("does not deny a request because of its own hedge", async (t) => {
+    // Two nodes on one store: the first charges and is slow to say so, the second finds nothing left.
+    const charged = gate(), denied = gate();
+    const forward = async ({ path, body }) => {
+      const response = await fetch(two.url + path, { method: "POST", headers: { "content-type": "application/json" }, body });
+      return { status: response.status, body: await response.text() };
+    };
+    const slow = await FakeServer.start(async (request) => {
+      const response = await forward(request);
+      charged.resolve();
+      await denied.promise;
+      return response;
+    });
+    const quick = await FakeServer.start(async (request) => {
+      await charged.promise;
+      const response = await forward(request);
+      setImmediate(denied.resolve);
+      return response;
+    });
+    t.after(() => Promise.all([slow.close(), quick.close()]));
+    const client = new Ratelimit({ url: [slow.url, quick.url], domain: "shop", hedgeAfterMs: 1, ...PATIENT });
+    const key = freshKey();
+    const result = await client.limit(key, { cost: 5 });
+    await result.pending;
+    assert.deepEqual([result.allowed, result.source, result.remaining], [true, "server", 0]);
+    assert.deepEqual([slow.requests.length, quick.requests.length], [1, 1], "nothing is given back");
+  });
+
+  it("does not cache a denial beside a request that did not answer", async (t) => {
+    const slow = await FakeServer.start(({ at }) => (at === 0 ? "hang" : { status: 200, body: ALLOWED }));
+    const quick = await FakeServer.start(() => ({ status: 429, body: DENIED }));
+    t.after(() => Promise.all([slow.close(), quick.close()]));
+    const client = new Ratelimit({ url: [slow.url, quick.url], domain: "shop", hedgeAfterMs: 1, timeout: 2_000 });
+    const first = await client.limit("a");
+    assert.deepEqual([first.source, first.reason], ["server", "denied"]);
+    assert.equal((await client.limit("a")).allowed, true);
+  });
+
+  it("asks a second server for ten calls at once, not for all", async (t) => {
+    const release = gate();
+    const slow = await FakeServer.start(async () => { await release.promise; return { status: 200, body: ALLOWED }; });
+    const quick = await FakeServer.start(() => ({ status: 200, body: ALLOWED }));
+    t.after(() => Promise.all([slow.close(), quick.close()]));
+    const client = new Ratelimit({ url: [slow.url, quick.url], domain: "shop", hedgeAfterMs: 1, timeout: 60_000 });
+    let answered = 0;
+    const results = Array.from({ length: 15 }, async (_, call) => {
+      const result = await client.limit(`k${call}`);
+      if (++answered === 10) release.resolve();
+      return result;
+    });
+    assert.ok((await Promise.all(results)).every(({ allowed, source }) => allowed && source === "server"));
+    assert.deepEqual([slow.requests.length, quick.requests.length], [15, 10]);
+  });
+
+  it("does not cancel a reservation that both servers return", async (t) => {
+    const release = gate(), answer = { status: 200, body: { ...ALLOWED, reservation: "r" } };
+    const slow = await FakeServer.start(async () => { await release.promise; return answer; });
+    const quick = await FakeServer.start(() => answer);
+    t.after(() => Promise.all([slow.close(), quick.close()]));
+    const client = new Ratelimit({ url: [slow.url, quick.url], domain: "shop", hedgeAfterMs: 1, timeout: 60_000 });
+    const result = await client.reserve("a", { idempotencyKey: "i" });
+    release.resolve();
+    await result.pending;
+    assert.deepEqual([result.reservation.id, slow.requests.length, quick.requests.length], ["r", 1, 1]);
+  });
+
+  it("moves a server back that has used its share of the deadline", async (t) => {
+    const faults = [];
+    const slow = await FakeServer.start(() => "hang"), quick = await FakeServer.start(() => ({ status: 200, body: ALLOWED }));
+    t.after(() => Promise.all([slow.close(), quick.close()]));
+    const client = new Ratelimit({ url: [slow.url, quick.url], domain: "shop", hedgeAfterMs: 2_000, timeout: 2_000, onFault: ({ server, fault }) => faults.push([server, fault]) });
+    assert.equal((await client.limit("a")).source, "server");
+    assert.deepEqual(faults, [[slow.url, "timeout"]]);
   });
 
   it("does not hedge unless it is asked to", async () => {

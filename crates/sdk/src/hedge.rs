@@ -2,9 +2,15 @@
 //! (`clients/conformance/README.md`, section Hedging). The slower answer's charge is given back, which is why hedged
 //! requests are reservations. Canceling the slower request instead was rejected: whether its server had charged it
 //! already would be unknown.
+//!
+//! A denial waits for the request beside it: on one store, the charge of that one may be the reason. Hedges have the
+//! budget of retries: when all servers are slow, a second request for each call would make them slower.
 
-use crate::servers::Order;
+use crate::checks::{CheckReason, CheckResult};
+use crate::pace::RetryBudget;
+use crate::servers::{Order, attempt_time};
 use std::future::Future;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep_until};
@@ -12,15 +18,53 @@ use tokio::time::{Instant, sleep_until};
 /// How long a hedged request may take before its charge can no longer be given back.
 pub(crate) const HEDGE_TTL: Duration = Duration::from_secs(10);
 
+/// Bounds the hedges of one client to a tenth of its calls, and to ten at once.
+#[derive(Debug, Default)]
+pub(crate) struct HedgeBudget(Mutex<RetryBudget>);
+
+impl HedgeBudget {
+    fn lock(&self) -> MutexGuard<'_, RetryBudget> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn balance(&self) -> u32 {
+        self.lock().balance()
+    }
+}
+
 /// How a hedged request ended.
 #[derive(Debug)]
 pub(crate) enum Hedged<A, E> {
-    /// The first answer, and its server.
+    /// The answer that counts, and its server.
     Answered(usize, A),
+    /// A denial, and its server. The request beside it did not answer: if its charge was the reason, the denial does not
+    /// hold once that is given back.
+    Unconfirmed(usize, A),
     /// Every server faulted; the last fault.
     Faulted(E),
     /// The deadline passed.
     TimedOut,
+}
+
+/// What an answer means for the other requests of its call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Allowed,
+    /// A limit has no room, perhaps because of another request of the same call.
+    Denied,
+    /// Not allowed for another reason: shed, rejected, or a rule's fail policy.
+    Failed,
+}
+
+impl Verdict {
+    pub(crate) fn from_result(result: &CheckResult) -> Self {
+        match result.reason {
+            _ if result.is_allowed => Self::Allowed,
+            CheckReason::Denied => Self::Denied,
+            _ => Self::Failed,
+        }
+    }
 }
 
 /// What each request needs after the caller has its answer, or has gone.
@@ -30,6 +74,12 @@ pub(crate) trait Exchange: Clone + Send + Sync + 'static {
 
     /// Asks a server. Late answers are awaited too.
     fn ask(&self, server: usize) -> impl Future<Output = Result<Self::Answer, Self::Fault>> + Send;
+
+    /// Returns what an answer means for the other requests.
+    fn verdict(answer: &Self::Answer) -> Verdict;
+
+    /// Records that a server has used its share of the deadline. Its answer is still awaited.
+    fn time_out(&self, server: usize);
 
     /// Gives back the charge of an answer that came too late.
     fn discard(&self, server: usize, answer: Self::Answer) -> impl Future<Output = ()> + Send;
@@ -68,40 +118,68 @@ fn start<X: Exchange>(exchange: &X, server: usize, sender: &UnboundedSender<Rece
     });
 }
 
-/// Asks the servers in order: the next one when `hedge_after` has passed, or when those under way have faulted.
+/// Asks the servers in order: the next one when `hedge_after` has passed, or when those under way have faulted. Without
+/// budget for that, the next one is asked when failover would ask it: after the first one's share of the deadline.
 pub(crate) async fn hedge<X: Exchange>(
     exchange: X,
     order: Order,
     hedge_after: Duration,
     deadline: Duration,
+    budget: &HedgeBudget,
 ) -> Hedged<X::Answer, X::Fault> {
     let (sender, receiver) = unbounded_channel();
     let began = Instant::now();
-    let (mut order, mut under_way, mut may_hedge) = (order.into_iter(), 0_u32, true);
+    let share = attempt_time(deadline, Duration::ZERO, order.len()).unwrap_or_default();
+    let (mut ask_next_after, mut denial) = (Some(hedge_after.min(share)), None);
+    let (mut order, mut under_way, mut last) = (order.into_iter(), 0_u32, None);
     let mut answers = Answers { receiver, exchange };
+    budget.lock().deposit();
     if let Some(server) = order.next() {
         start(&answers.exchange, server, &sender);
+        last = Some(server);
         under_way += 1;
     }
     loop {
         tokio::select! {
             biased;
-            Some((server, answer)) = answers.receiver.recv() => match answer {
-                Ok(answer) => return Hedged::Answered(server, answer),
-                Err(fault) => {
-                    under_way -= 1;
-                    if let Some(server) = order.next() {
-                        start(&answers.exchange, server, &sender);
-                        under_way += 1;
-                    } else if under_way == 0 {
-                        return Hedged::Faulted(fault);
+            Some((server, answer)) = answers.receiver.recv() => {
+                under_way -= 1;
+                match (answer, denial.take()) {
+                    (Ok(answer), None) if under_way > 0 && X::verdict(&answer) == Verdict::Denied => {
+                        denial = Some((server, answer));
+                    }
+                    (Ok(answer), Some((first, denied))) if X::verdict(&answer) != Verdict::Allowed => {
+                        return Hedged::Answered(first, denied);
+                    }
+                    (Ok(answer), _) => return Hedged::Answered(server, answer),
+                    (Err(_), Some((first, denied))) => return Hedged::Unconfirmed(first, denied),
+                    (Err(fault), None) => {
+                        if let Some(server) = order.next() {
+                            start(&answers.exchange, server, &sender);
+                            last = Some(server);
+                            under_way += 1;
+                        } else if under_way == 0 {
+                            return Hedged::Faulted(fault);
+                        }
                     }
                 }
+            }
+            () = sleep_until(began + deadline) => return match denial {
+                Some((server, denied)) => Hedged::Unconfirmed(server, denied),
+                None => Hedged::TimedOut,
             },
-            () = sleep_until(began + deadline) => return Hedged::TimedOut,
-            () = sleep_until(began + hedge_after), if may_hedge => {
-                may_hedge = false;
-                if under_way == 1 && let Some(server) = order.next() {
+            () = sleep_until(began + ask_next_after.unwrap_or(deadline)), if ask_next_after.is_some() => {
+                let is_hedge = ask_next_after.take() < Some(share);
+                if order.len() == 0 {
+                    continue;
+                }
+                if is_hedge && !budget.lock().withdraw() {
+                    ask_next_after = Some(share);
+                } else if let Some(server) = order.next() {
+                    // Only one request is under way: the last.
+                    if let Some(slow) = last.filter(|_| !is_hedge) {
+                        answers.exchange.time_out(slow);
+                    }
                     start(&answers.exchange, server, &sender);
                     under_way += 1;
                 }
@@ -124,6 +202,7 @@ mod tests {
         began: Instant,
         sent: Arc<Mutex<Vec<Value>>>,
         canceled: Arc<Mutex<Vec<Value>>>,
+        timed_out: Arc<Mutex<Vec<usize>>>,
     }
 
     impl Exchange for Case {
@@ -138,6 +217,18 @@ mod tests {
             if asked["answer"] == "fault" { Err(()) } else { Ok(asked.clone()) }
         }
 
+        fn verdict(answer: &Value) -> Verdict {
+            match answer["answer"].as_str() {
+                Some("allowed") => Verdict::Allowed,
+                Some("denied") => Verdict::Denied,
+                _ => Verdict::Failed,
+            }
+        }
+
+        fn time_out(&self, server: usize) {
+            self.timed_out.lock().expect("a lock").push(server);
+        }
+
         async fn discard(&self, server: usize, answer: Value) {
             if let Some(id) = answer["reservation"].as_str() {
                 self.canceled.lock().expect("a lock").push(json!([server, id]));
@@ -145,9 +236,19 @@ mod tests {
         }
     }
 
-    /// No request is charged twice, whatever the servers do, and whatever language the client is in.
+    fn budget_of(balance: u64) -> HedgeBudget {
+        let budget = HedgeBudget::default();
+        while budget.lock().withdraw() {}
+        while u64::from(budget.balance()) < balance {
+            budget.lock().deposit();
+        }
+        budget
+    }
+
+    /// No request is charged twice or denied because of its own hedge, and slow servers get hardly more requests than others,
+    /// whatever language the client is in.
     #[tokio::test(start_paused = true)]
-    async fn the_first_answer_counts_and_the_others_are_given_back() {
+    async fn requests_are_hedged_as_by_the_other_clients() {
         let data = load_cases("hedging");
         for case in data["cases"].as_array().filter(|cases| !cases.is_empty()).expect("cases") {
             let servers = case["servers"].as_array().expect("servers").clone();
@@ -158,17 +259,22 @@ mod tests {
                 began: Instant::now(),
                 sent: Arc::default(),
                 canceled: Arc::default(),
+                timed_out: Arc::default(),
             };
-            let ended = hedge(exchange.clone(), order, millis("hedge_after_ms"), millis("deadline_ms")).await;
+            let budget = budget_of(case["budget"].as_u64().expect("a balance"));
+            let (after, deadline) = (millis("hedge_after_ms"), millis("deadline_ms"));
+            let ended = hedge(exchange.clone(), order, after, deadline, &budget).await;
             let at = u64::try_from(exchange.began.elapsed().as_millis()).expect("a short time");
-            let winner = match ended {
-                Hedged::Answered(server, _) => json!(server),
-                Hedged::Faulted(()) | Hedged::TimedOut => Value::Null,
+            let (winner, is_cacheable) = match ended {
+                Hedged::Answered(server, answer) => (json!(server), answer["answer"] == "denied"),
+                Hedged::Unconfirmed(server, _) => (json!(server), false),
+                Hedged::Faulted(()) | Hedged::TimedOut => (Value::Null, false),
             };
             tokio::time::sleep(Duration::from_secs(1)).await;
             let got = json!({
                 "sent": *exchange.sent.lock().expect("a lock"), "winner": winner, "at_ms": at,
-                "canceled": *exchange.canceled.lock().expect("a lock"),
+                "canceled": *exchange.canceled.lock().expect("a lock"), "cacheable": is_cacheable,
+                "budget": budget.balance(), "timed_out": *exchange.timed_out.lock().expect("a lock"),
             });
             assert_eq!(got, case["expect"], "{}", case["name"]);
         }
@@ -183,9 +289,11 @@ mod tests {
             began: Instant::now(),
             sent: Arc::default(),
             canceled: Arc::default(),
+            timed_out: Arc::default(),
         };
+        let budget = HedgeBudget::default();
         let (short, long) = (Duration::from_millis(3), Duration::from_millis(50));
-        let asked = hedge(exchange.clone(), Order::from_slice(&[0]), short, long);
+        let asked = hedge(exchange.clone(), Order::from_slice(&[0]), short, long, &budget);
         tokio::time::timeout(Duration::from_millis(10), asked).await.expect_err("the caller goes first");
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(*exchange.canceled.lock().expect("a lock"), [json!([0, "r0"])]);

@@ -17,8 +17,9 @@ from urllib.parse import quote
 from . import _answers
 from ._answers import Fault
 from ._deny_cache import MAX_ENTRIES, MAX_KEY, DenyCache
-from ._failover import Failover, attempt_ms, deadline_ms
+from ._failover import Failover, Hedge, attempt_ms, deadline_ms
 from ._http1 import Response, Server
+from ._pacing import RetryBudget
 from .result import Ended, Result
 
 #: A caller's identifier, attributes, descriptors as Envoy sends them (``{"descriptors": [...]}``), or the head of a
@@ -70,8 +71,9 @@ class Order:
     key: tuple[Any, ...]
     cost: int
     deadline_ms: int
-    #: When a reservation asks its second server: its share of the deadline, or sooner if it is hedged.
-    hedge_after_ms: int
+    #: When a reservation asks its second server: after the first one's share of the deadline, or sooner if it is hedged.
+    share_ms: int
+    hedge_after_ms: Optional[int]
     may_use_cache: bool
     may_fill_cache: bool
 
@@ -118,6 +120,8 @@ class Core:
         self.hedge_after_ms = hedge_after_ms
         self.cache = DenyCache(deny_cache)
         self.failover = Failover(len(self.servers))
+        # Without a lock, which a fork could leave locked: two threads at once are granted one hedge too many at worst.
+        self.hedges = RetryBudget()
         self._on_fault = on_fault
         self._domain_json = json.dumps(domain)
 
@@ -158,14 +162,14 @@ class Core:
         if idempotency_key is not None:
             text += f',"idempotency_key":{json.dumps(idempotency_key)}'
         deadline = deadline_ms(self.timeout_ms, caller_ms)
-        share = deadline // len(self.servers)
         return Order(
             path="/v1/reserve" if reserve or is_hedged else "/v1/check",
             body=(text + "}").encode(),
             key=(reserve, part),
             cost=cost,
             deadline_ms=deadline,
-            hedge_after_ms=share if self.hedge_after_ms is None else min(share, self.hedge_after_ms),
+            share_ms=deadline // len(self.servers),
+            hedge_after_ms=self.hedge_after_ms if is_hedged else None,
             may_use_cache=may_cache and idempotency_key is None,
             may_fill_cache=may_cache and len(part) <= MAX_KEY,
         )
@@ -189,17 +193,41 @@ class Core:
             timeout = attempt_ms(order.deadline_ms, elapsed, len(servers) - at)
             if timeout is None:
                 break
-            decided = self.decode(order, server, (yield Attempt(server, order.path, order.body, timeout)), started)
+            decided = self.decode(server, (yield Attempt(server, order.path, order.body, timeout)))
             if isinstance(decided, Checked):
+                self._cache_denial(order, decided.result, started)
                 return decided
             reason = decided.reason
         return self.by_policy(reason)
+
+    def hedge(self, order: Order, started: int) -> Hedge:
+        """Returns the state of a reservation, which may be under way at two servers."""
+        servers = self.failover.order(started)
+        if order.hedge_after_ms is None:
+            return Hedge(servers, order.share_ms, order.share_ms)
+        return Hedge(servers, min(order.hedge_after_ms, order.share_ms), order.share_ms, self.hedges)
+
+    def ask_next(self, hedge: Hedge) -> Optional[int]:
+        """Returns the server to ask because the first one is slow."""
+        server = hedge.timer()
+        if hedge.timed_out is not None:
+            self.fault(hedge.timed_out, Fault(_answers.TIMEOUT))
+        return server
+
+    def hedged(self, order: Order, hedge: Hedge, found: Mapping[int, Checked], reason: str, started: int) -> Checked:
+        """Returns the answer that decides, or what the fail policy does."""
+        if hedge.winner is None:
+            return self.by_policy(reason)
+        winner = found[hedge.winner]
+        if hedge.is_confirmed:
+            self._cache_denial(order, winner.result, started)
+        return winner
 
     def by_policy(self, reason: str) -> Checked:
         """Returns what the fail policy decides."""
         return Checked(Result.by_policy(allowed=self.is_open, reason=reason))
 
-    def decode(self, order: Order, server: int, reply: Reply, sent: int) -> Union[Checked, Fault]:
+    def decode(self, server: int, reply: Reply) -> Union[Checked, Fault]:
         """Decodes one server's reply, and records what it says about the server."""
         if isinstance(reply, Response):
             try:
@@ -208,11 +236,13 @@ class Core:
                 reply = fault
             else:
                 self.failover.answer(server)
-                if result.cacheable and order.may_fill_cache and order.cost > 0:
-                    self.cache.store(order.key, order.cost, result, sent)
                 return Checked(result, fields(reply.headers), server)
         self.fault(server, reply)
         return reply
+
+    def _cache_denial(self, order: Order, result: Result, sent: int) -> None:
+        if result.cacheable and order.may_fill_cache and order.cost > 0:
+            self.cache.store(order.key, order.cost, result, sent)
 
     def fault(self, server: int, fault: Fault) -> None:
         """Records a server that gave no usable answer."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Optional
 
+from ._pacing import RetryBudget
+
 COOLDOWN_MS = 1_000
 MAX_COOLDOWN_MS = 30_000
 HEDGE_AFTER_MS = 3
@@ -55,41 +57,80 @@ class Hedge:
     """One hedged request, without I/O: it says which servers to ask, and which answer decides.
 
     The caller sends to the servers that `start`, `timer` and `fault` return, and reports what comes back.
+
+    A denial waits for the request beside it: on one store, the charge of that one may be the reason.
     """
 
     order: list[int]
+    #: When `timer` is due, in milliseconds since the start; ``None`` if no further server is asked for being slow.
+    ask_next_ms: Optional[int]
+    #: When failover asks the next server, whatever the budget: after the first one's share of the deadline.
+    share_ms: int
+    #: Bounds the hedges of all calls, since a second request for each would make slow servers slower.
+    budget: Optional[RetryBudget] = None
     winner: Optional[int] = None
+    #: Whether every request beside the winner has answered. If not, its charge may be the reason of a denial.
+    is_confirmed: bool = True
+    #: The server that has used its share of the deadline: a fault, although its answer still counts.
+    timed_out: Optional[int] = None
+    _denied: Optional[int] = None
     _next: int = 0
     _under_way: set[int] = field(default_factory=set)
 
     def start(self) -> Optional[int]:
         """Returns the first server to ask."""
+        if self.budget is not None:
+            self.budget.request()
         return self._send()
 
     def timer(self) -> Optional[int]:
         """Returns the server to ask because the first one has not answered in time."""
-        return self._send() if self.winner is None and len(self._under_way) == 1 else None
+        due, self.ask_next_ms = self.ask_next_ms, None
+        if due is None or self.is_over or not self._has_next:
+            return None
+        if self.budget is not None and due < self.share_ms and not self.budget.retry():
+            self.ask_next_ms = self.share_ms
+            return None
+        if due >= self.share_ms:
+            (self.timed_out,) = self._under_way
+        return self._send()
 
     def fault(self, server: int) -> Optional[int]:
         """Records a fault; returns the next server to ask, if there is one."""
         self._under_way.discard(server)
+        if self._denied is not None:
+            self._end_unconfirmed()
         return self._send() if self.winner is None else None
 
-    def answer(self, server: int) -> bool:
-        """Records an answer; returns whether it decides the request."""
+    def answer(self, server: int, *, allowed: bool, denied: bool) -> None:
+        """Records an answer: allowed, denied by a limit, or neither (shed, rejected, or by a rule's fail policy)."""
         self._under_way.discard(server)
-        if self.winner is None:
+        if self._denied is not None:
+            self.winner = server if allowed else self._denied
+        elif denied and self._under_way:
+            self._denied = server
+        else:
             self.winner = server
-            return True
-        return False
+
+    def deadline(self) -> None:
+        """Ends the request: with the denial in hand, if there is one."""
+        if self._denied is not None:
+            self._end_unconfirmed()
 
     @property
     def is_over(self) -> bool:
-        """Whether no answer can come any more."""
-        return self.winner is None and not self._under_way
+        """Whether an answer decides the request, or none can come any more."""
+        return self.winner is not None or not self._under_way
+
+    @property
+    def _has_next(self) -> bool:
+        return self._next < len(self.order) and len(self._under_way) < 2
+
+    def _end_unconfirmed(self) -> None:
+        self.winner, self.is_confirmed = self._denied, False
 
     def _send(self) -> Optional[int]:
-        if self._next >= len(self.order) or len(self._under_way) >= 2:
+        if not self._has_next:
             return None
         server = self.order[self._next]
         self._next += 1

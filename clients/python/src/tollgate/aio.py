@@ -11,7 +11,6 @@ from typing import Any, Optional, Union
 from . import _answers
 from ._answers import Fault
 from ._core import LATE_MS, MAX_PAUSE_MS, Attempt, Call, Checked, Core, Order, Reply, Subject, now_ms
-from ._failover import Hedge
 from ._http1 import Response, ResponseParser, Server
 from .result import Ended, Result
 
@@ -215,15 +214,16 @@ class AsyncClient:
 
     async def _reserved(self, order: Order, started: int) -> Checked:
         """Asks a second server if the first is slow; what a slower or late answer charged is given back."""
-        hedge = Hedge(self._core.failover.order(started))
+        hedge = self._core.hedge(order, started)
         answers: asyncio.Queue[tuple[int, Union[Checked, Fault]]] = asyncio.Queue()
         is_decided = False
+        used: Optional[str] = None
 
         async def send(server: int) -> None:
             attempt = Attempt(server, order.path, order.body, order.deadline_ms + LATE_MS)
-            outcome = self._core.decode(order, server, await self._attempt(attempt), started)
+            outcome = self._core.decode(server, await self._attempt(attempt))
             if is_decided:
-                await self._give_back(outcome)
+                await self._give_back(outcome, used)
             else:
                 answers.put_nowait((server, outcome))
 
@@ -232,36 +232,38 @@ class AsyncClient:
                 self._spawn(send(server))
 
         start(hedge.start())
-        end = started + order.deadline_ms
-        hedge_at: Optional[int] = started + order.hedge_after_ms
         reason = _answers.TIMEOUT
-        winner: Optional[Checked] = None
+        found: dict[int, Checked] = {}
         try:
-            while winner is None and not hedge.is_over:
-                now = now_ms()
+            while not hedge.is_over:
+                now, end = now_ms() - started, order.deadline_ms
                 if now >= end:
+                    hedge.deadline()
                     break
-                until = end if hedge_at is None else min(end, hedge_at)
+                until = end if hedge.ask_next_ms is None else min(end, hedge.ask_next_ms)
                 try:
                     server, outcome = await asyncio.wait_for(answers.get(), max(0.0, (until - now) / 1000))
                 except (TimeoutError, asyncio.TimeoutError):
-                    if hedge_at is not None and now_ms() >= hedge_at:
-                        hedge_at = None
-                        start(hedge.timer())
+                    if hedge.ask_next_ms is not None and now_ms() - started >= hedge.ask_next_ms:
+                        start(self._core.ask_next(hedge))
                     continue
                 if isinstance(outcome, Fault):
                     reason = outcome.reason
                     start(hedge.fault(server))
-                elif hedge.answer(server):
-                    winner = outcome
+                else:
+                    found[server] = outcome
+                    hedge.answer(server, allowed=outcome.result.allowed, denied=outcome.result.reason == "denied")
+            checked = self._core.hedged(order, hedge, found, reason, started)
+            used = checked.result.reservation
+            return checked
         finally:
             is_decided = True
             while not answers.empty():
-                self._spawn(self._give_back(answers.get_nowait()[1]))
-        return winner or self._core.by_policy(reason)
+                self._spawn(self._give_back(answers.get_nowait()[1], used))
 
-    async def _give_back(self, outcome: Union[Checked, Fault]) -> None:
-        if isinstance(outcome, Checked) and outcome.result.reservation:
+    async def _give_back(self, outcome: Union[Checked, Fault], used: Optional[str]) -> None:
+        # With one idempotency key, servers that share a store return one reservation.
+        if isinstance(outcome, Checked) and outcome.result.reservation and outcome.result.reservation != used:
             await self._end("/v1/cancel", outcome.server, {"reservation": outcome.result.reservation})
 
     def _spawn(self, work: Any) -> None:

@@ -16,7 +16,6 @@ from typing import Any, Optional, Union
 from . import _answers
 from ._answers import Fault
 from ._core import LATE_MS, MAX_PAUSE_MS, Attempt, Call, Checked, Core, Order, Reply, Subject, now_ms
-from ._failover import Hedge
 from ._http1 import Response, ResponseParser, Server
 from .result import Ended, Result
 
@@ -78,7 +77,8 @@ class Client:
     :param attribute: attribute that an identifier is the value of
     :param timeout_ms: time for an answer, all servers together
     :param fail: ``open`` allows and ``closed`` denies if there is no answer
-    :param hedge_after_ms: asks a second server if the first has not answered by then; ``None`` is off
+    :param hedge_after_ms: asks a second server if the first has not answered by then, for at most a tenth of the calls;
+        ``None`` is off
     :param deny_cache: denials that this process repeats by itself; 0 asks every time
     :param token: bearer token for the servers, or for a proxy before them
     :param ssl_context: certificates for ``https://``
@@ -258,55 +258,57 @@ class Client:
 
     def _reserved(self, order: Order, started: int) -> Checked:
         """Asks a second server if the first is slow; what a slower or late answer charged is given back."""
-        hedge = Hedge(self._core.failover.order(started))
+        hedge = self._core.hedge(order, started)
         answers: queue.SimpleQueue[tuple[int, Union[Checked, Fault]]] = queue.SimpleQueue()
         lock = threading.Lock()
         is_decided = False
+        used: Optional[str] = None
 
         def send(server: int) -> None:
             attempt = Attempt(server, order.path, order.body, order.deadline_ms + LATE_MS)
-            outcome = self._core.decode(order, server, self._attempt(attempt), started)
+            outcome = self._core.decode(server, self._attempt(attempt))
             with lock:
                 is_late = is_decided
                 if not is_late:
                     answers.put((server, outcome))
             if is_late:
-                self._give_back(outcome)
+                self._give_back(outcome, used)
 
         def start(server: Optional[int]) -> None:
             if server is not None:
                 self._threads().submit(send, server)
 
         start(hedge.start())
-        end = started + order.deadline_ms
-        hedge_at: Optional[int] = started + order.hedge_after_ms
         reason = _answers.TIMEOUT
-        winner: Optional[Checked] = None
-        while winner is None and not hedge.is_over:
-            now = now_ms()
+        found: dict[int, Checked] = {}
+        while not hedge.is_over:
+            now, end = now_ms() - started, order.deadline_ms
             if now >= end:
+                hedge.deadline()
                 break
-            until = end if hedge_at is None else min(end, hedge_at)
+            until = end if hedge.ask_next_ms is None else min(end, hedge.ask_next_ms)
             try:
                 server, outcome = answers.get(timeout=max(0.0, (until - now) / 1000))
             except queue.Empty:
-                if hedge_at is not None and now_ms() >= hedge_at:
-                    hedge_at = None
-                    start(hedge.timer())
+                if hedge.ask_next_ms is not None and now_ms() - started >= hedge.ask_next_ms:
+                    start(self._core.ask_next(hedge))
                 continue
             if isinstance(outcome, Fault):
                 reason = outcome.reason
                 start(hedge.fault(server))
-            elif hedge.answer(server):
-                winner = outcome
+            else:
+                found[server] = outcome
+                hedge.answer(server, allowed=outcome.result.allowed, denied=outcome.result.reason == "denied")
+        checked = self._core.hedged(order, hedge, found, reason, started)
         with lock:
-            is_decided = True
+            is_decided, used = True, checked.result.reservation
         while not answers.empty():
-            self._threads().submit(self._give_back, answers.get_nowait()[1])
-        return winner or self._core.by_policy(reason)
+            self._threads().submit(self._give_back, answers.get_nowait()[1], used)
+        return checked
 
-    def _give_back(self, outcome: Union[Checked, Fault]) -> None:
-        if isinstance(outcome, Checked) and outcome.result.reservation:
+    def _give_back(self, outcome: Union[Checked, Fault], used: Optional[str]) -> None:
+        # With one idempotency key, servers that share a store return one reservation.
+        if isinstance(outcome, Checked) and outcome.result.reservation and outcome.result.reservation != used:
             self._end("/v1/cancel", outcome.server, {"reservation": outcome.result.reservation})
 
 

@@ -2,7 +2,7 @@
 
 use super::transport::Transport;
 use crate::checks::{Answer, Closed, Fault, read_check, read_closed};
-use crate::hedge::{Exchange, HEDGE_TTL};
+use crate::hedge::{Exchange, HEDGE_TTL, HedgeBudget, Verdict};
 use crate::servers::{ServerOrder, attempt_time};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
@@ -16,6 +16,7 @@ use tokio::time::Instant;
 pub(super) struct Client {
     pub(super) transport: Transport,
     pub(super) order: ServerOrder,
+    pub(super) hedges: HedgeBudget,
     /// The time that `order` counts from.
     pub(super) began: Instant,
 }
@@ -39,7 +40,7 @@ pub(super) struct Call {
 impl Call {
     /// Asks one server, and remembers whether it could be used.
     async fn ask_within(&self, server: usize, within: Duration) -> Result<Answered, Fault> {
-        let Client { transport, order, began } = &*self.client;
+        let Client { transport, order, began, .. } = &*self.client;
         let sent = transport.post(server, self.path, self.body.clone(), self.traceparent.as_ref(), within);
         let answered = sent.await.and_then(|response| {
             let answer = read_check(response.status, &response.body)?;
@@ -75,6 +76,14 @@ impl Exchange for Call {
 
     fn ask(&self, server: usize) -> impl Future<Output = Result<Answered, Fault>> + Send {
         self.ask_within(server, HEDGE_TTL)
+    }
+
+    fn verdict(answered: &Answered) -> Verdict {
+        Verdict::from_result(&answered.answer.result)
+    }
+
+    fn time_out(&self, server: usize) {
+        self.client.order.faulted(server, self.client.began.elapsed());
     }
 
     async fn discard(&self, server: usize, answered: Answered) {

@@ -29,7 +29,7 @@ use crate::check_request::{CheckRequest, TRACEPARENT};
 use crate::checks::{self, CheckResult, Checked, Checks, Fault, Subject, layer_decision};
 use crate::decider::{Decider, LayerDecision};
 use crate::fail_policy::{FailPolicy, RemoteError};
-use crate::hedge::{HEDGE_TTL, Hedged, hedge};
+use crate::hedge::{HEDGE_TTL, HedgeBudget, Hedged, hedge};
 use crate::http1::{Origin, OriginError};
 use crate::servers::{ServerOrder, total_time};
 use http::{HeaderMap, HeaderValue};
@@ -59,8 +59,8 @@ pub struct HttpRemoteConfig {
     pub deadline: Duration,
     /// What happens without a decision: requests are allowed.
     pub fail_policy: FailPolicy,
-    /// Time after which the next server is asked as well, and the first answer counts; the slower one's charge is given
-    /// back. `None` asks one server at a time. [`HttpRemoteConfig::HEDGE_AFTER`] suits servers on the same network.
+    /// Time after which the next server is asked as well, for at most a tenth of the calls; the first answer counts, a denial
+    /// only if no other allows. The slower one's charge is given back. `None` asks one server at a time. [`HttpRemoteConfig::HEDGE_AFTER`] suits servers on the same network.
     pub hedge_after: Option<Duration>,
     /// Number of denials that this process repeats by itself until they end: 10,000; 0 for none.
     pub deny_cache: usize,
@@ -164,6 +164,7 @@ impl HttpRemote {
         });
         let client = Client {
             order: ServerOrder::new(origins.len()),
+            hedges: HedgeBudget::default(),
             transport: Transport::new(origins, token.transpose()?, MAX_IDLE),
             began: Instant::now(),
         };
@@ -235,8 +236,12 @@ impl HttpRemote {
         };
         let Some(after) = hedge_after else { return call.in_turn(deadline).await };
         let order = self.client.order.order(self.client.began.elapsed());
-        match hedge(call, order, after, deadline).await {
+        match hedge(call, order, after, deadline, &self.client.hedges).await {
             Hedged::Answered(server, answered) => Ok((server, answered)),
+            Hedged::Unconfirmed(server, mut answered) => {
+                answered.answer.is_cacheable = false;
+                Ok((server, answered))
+            }
             Hedged::Faulted(fault) => Err(fault),
             Hedged::TimedOut => Err(Fault::Timeout),
         }

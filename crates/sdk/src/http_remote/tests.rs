@@ -179,6 +179,42 @@ async fn a_denial_is_repeated_without_the_server() {
     assert_eq!(server.asked(), 7);
 }
 
+/// Two servers share a store: the hedge is denied because of what the first one has charged. A caller would be denied
+/// what it was given, until the denial ends.
+#[tokio::test]
+async fn a_hedged_denial_is_not_cached_while_the_other_request_may_be_its_reason() {
+    let servers = [FaultyServer::start(json!("hang")).await, FaultyServer::start(denial(60_000)).await];
+    let client = client_of(&servers, |config| config.hedge_after = Some(Duration::from_millis(1)));
+    let request = CheckRequest::attributes([("user", "ann")]);
+    let result = client.check(&request).await;
+    assert_eq!((result.source, result.reason), (ResultSource::Server, CheckReason::Denied));
+    assert_eq!(servers.each_ref().map(FaultyServer::asked), [1, 1]);
+    let again = client.check_within(&request, Duration::from_millis(1)).await;
+    assert_ne!(again.source, ResultSource::Cache);
+}
+
+/// Servers that are slow because of their load must not get two requests for each call.
+#[tokio::test]
+async fn calls_take_their_hedges_from_one_budget() {
+    let servers = [FaultyServer::start(json!("hang")).await, FaultyServer::start(allowance("r")).await];
+    let client = client_of(&servers, |config| config.hedge_after = Some(Duration::from_millis(1)));
+    let request = CheckRequest::attributes([("user", "ann")]);
+    for balance in [9_000, 8_100] {
+        assert!(client.check(&request).await.is_allowed);
+        assert_eq!(client.client.hedges.balance(), balance);
+    }
+}
+
+/// Calls without budget must not go on to wait for a server that hangs.
+#[tokio::test]
+async fn a_server_that_has_used_its_share_of_the_deadline_moves_back() {
+    let servers = [FaultyServer::start(json!("hang")).await, FaultyServer::start(allowance("r")).await];
+    let client = client_of(&servers, |config| config.hedge_after = Some(DEADLINE));
+    let request = CheckRequest::attributes([("user", "ann")]);
+    assert_eq!(client.check(&request).await.source, ResultSource::Server);
+    assert_eq!((client.client.order.faults()[0], client.client.hedges.balance()), (1, 10_000));
+}
+
 /// A caller that has no time left must not wait for a server.
 #[tokio::test]
 async fn a_callers_own_deadline_goes_before() {

@@ -258,6 +258,20 @@ async fn a_denial_is_repeated_without_the_server() {
     assert_eq!(server.asked(), 7);
 }
 
+/// Two servers share a store: the hedge is denied because of what the first one has charged. A caller would be denied
+/// what it was given, until the denial ends.
+#[tokio::test]
+async fn a_hedged_denial_is_not_cached_while_the_other_request_may_be_its_reason() {
+    let servers = [ScriptedServer::start(json!("hang")).await, ScriptedServer::start(denial(60_000)).await];
+    let client = client_of(&servers, |config| config.hedge_after = Some(Duration::from_millis(1)));
+    let request = CheckRequest::attributes([("user", "ann")]);
+    let result = client.check(&request).await;
+    assert_eq!((result.source, result.reason), (ResultSource::Server, CheckReason::Denied));
+    assert_eq!((servers[1].asked(), client.servers.hedges.balance()), (1, 9_000));
+    let again = client.check_within(&request, Duration::from_millis(1)).await;
+    assert_ne!(again.source, ResultSource::Cache);
+}
+
 /// A reservation that ends makes room: what was denied meanwhile is asked for again.
 #[tokio::test]
 async fn a_closed_reservation_ends_cached_denials() {
