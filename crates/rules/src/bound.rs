@@ -142,7 +142,9 @@ impl Rule {
             }
             RegionMode::Split => format!("{most}, while no cell loses its counters"),
             RegionMode::Owner | RegionMode::Leased => {
-                let is_used_up = self.class.loss_policy() == LossPolicy::AssumeExhausted;
+                // Permits would be held by nobody until their time is over, so they count as free.
+                let is_used_up = self.class.loss_policy() == LossPolicy::AssumeExhausted
+                    && limit.algorithm() != Algorithm::Concurrency;
                 let moved = format!("while no owner loses its counters or moves ({capacity} more each time)");
                 match (self.without_owner(), is_used_up) {
                     (None, true) => format!("{most}, always"),
@@ -225,6 +227,7 @@ descriptors:
   - {key: i, name: i, concurrency: 5, region: owner, on_error: closed}
   - {key: j, name: j, limit: 5/second, mode: local}
   - {key: k, name: k, limit: 5/second, algorithm: fixed_window, mode: local}
+  - {key: l, name: l, concurrency: 5, class: security, region: {mode: owner, owner: eu}}
 ";
         let rules = Ruleset::load(&[Source::new("t.yaml", text)], &Options::default()).expect("rules");
         let domain = rules.domains().next().expect("a domain");
@@ -250,6 +253,7 @@ descriptors:
             ("h", "10 + 1000/1s over any time, and 420 more in the worst case (400 in steady use"),
             ("h", "with Redis and several nodes in a region 30 + 3 × 1000/1s"),
             ("i", "at most 5 held at once"),
+            ("l", "at most 5 held at once, while no owner loses its counters or moves (5 more each time)"),
             ("j", "at most 5 + 5/1s over any time by each node, which counts for itself"),
             ("k", "at most 5 in each window, and 10 + 5/1s over any time by each node"),
         ];

@@ -20,7 +20,7 @@ use tollgate_cells::net::{CellTls, Links, PeerUrl, run_links};
 use tollgate_cells::{PeerChanges, PeerConfig};
 use tollgate_control::{ControlPlane, NodeRecord};
 use tollgate_engine::Limiter;
-use tollgate_rules::is_region_name;
+use tollgate_rules::{OwnerSetting, Rule, is_region_name};
 
 /// Field of a heartbeat with the node's cell.
 pub(crate) const CELL: &str = "cell";
@@ -115,6 +115,7 @@ impl Learner {
         if !added.is_empty() || !removed.is_empty() {
             let cells = self.store.members().other_cells() + 1;
             tracing::info!(nodes = peers.len(), cells, "cells learned from the node list");
+            self.warn_of_undecided(&peers);
         }
         // For counters whose owner does not answer: each cell has its part.
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
@@ -123,6 +124,29 @@ impl Learner {
             false => self.limiter.set_live_nodes(count(peers.len() + 1)),
         }
         true
+    }
+
+    /// Logs that limits of a region with several cells have no owner: no hash selects one of them where cells come and go.
+    fn warn_of_undecided(&self, peers: &[PeerConfig]) {
+        let own = (&self.cells.config.region, &self.cells.config.cell);
+        let rules = self.limiter.rules();
+        for region in shared_regions(peers.iter().map(|peer| (&peer.region, &peer.store)).chain([own])) {
+            let is_owned = |rule: &Rule| match rule.region.as_deref() {
+                Some(setting) if setting.mode.has_owner() => match &setting.owner {
+                    OwnerSetting::Region(owner) => owner == region,
+                    _ => false,
+                },
+                _ => false,
+            };
+            if let Some(rule) = rules.rules().iter().find(|rule| is_owned(rule)) {
+                tracing::warn!(
+                    region,
+                    rule = rule.name,
+                    "several cells have the region that owns limits of this rule, so none decides them, but `on_error`; let the region's \
+                     nodes share a Redis, or name all cells by --peer"
+                );
+            }
+        }
     }
 
     /// Returns the addresses of the cells that answer.
@@ -181,6 +205,16 @@ impl Learner {
     }
 }
 
+/// Returns the regions that several cells have, of these pairs of a region and a cell.
+fn shared_regions<'a>(cells: impl Iterator<Item = (&'a String, &'a String)>) -> Vec<&'a str> {
+    let cells: BTreeSet<(&String, &String)> = cells.collect();
+    let regions: Vec<&str> = cells.iter().map(|(region, _)| region.as_str()).collect();
+    let mut several: Vec<&str> =
+        regions.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect();
+    several.dedup();
+    several
+}
+
 /// Adds the cells of the last reading that stay although the list does not have them any more: those that answer, and all if this
 /// node's own heartbeat is missing too, because that says something of the database and not of the cells.
 fn keep_known<A: Clone>(
@@ -215,5 +249,12 @@ mod tests {
         assert_eq!(kept(&["a", "c"], true, &["a"]), ["a", "c"], "b is gone");
         assert_eq!(kept(&["a"], true, &["a", "b"]), ["a", "b"], "b has lost the database alone");
         assert_eq!(kept(&[], false, &[]), ["a", "b"], "nothing can be written");
+    }
+
+    #[test]
+    fn a_region_is_shared_by_cells_and_not_by_nodes_of_one() {
+        let cells = [("eu", "a"), ("us", "b"), ("eu", "a"), ("us", "c"), ("us", "d")]
+            .map(|(region, cell)| (region.to_owned(), cell.to_owned()));
+        assert_eq!(shared_regions(cells.iter().map(|(region, cell)| (region, cell))), ["us"]);
     }
 }
