@@ -88,6 +88,8 @@ class FaultyServer:
 
     def __init__(self, does: object) -> None:
         self.asked: list[bytes] = []
+        #: Set when a request has arrived.
+        self.received = threading.Event()
         #: Set when a response was sent.
         self.responded = threading.Event()
         self._does = does
@@ -120,6 +122,7 @@ class FaultyServer:
                 while len(body) < length:
                     body += connection.recv(65_536)
                 self.asked.append(body)
+                self.received.set()
                 if self._does == "cut":
                     return connection.close()
                 if self._does == "hang":

@@ -185,6 +185,8 @@ class ClientTest(unittest.TestCase):
         result = client.limit(user)
         self.assertEqual((result.source, result.allowed), ("server", True))
         self.assertEqual(self.client().peek(user).remaining, 2)
+        # The answer of the other server does not wait for it.
+        self.assertTrue(slow.received.wait(60))
         self.assertEqual(json.loads(slow.asked[0])["deadline_ms"], 10_000)
 
     def test_hedging_to_one_store_gives_the_slower_charge_back(self):
