@@ -142,7 +142,7 @@ impl Rule {
             }
             RegionMode::Split => format!("{most}, while no cell loses its counters"),
             RegionMode::Owner | RegionMode::Leased => {
-                // Permits would be held by nobody until their time is over, so they count as free.
+                // Permits that counted as held would not be released until their time is over, so they count as free.
                 let is_used_up = self.class.loss_policy() == LossPolicy::AssumeExhausted
                     && limit.algorithm() != Algorithm::Concurrency;
                 let moved = format!("while no owner loses its counters or moves ({capacity} more each time)");

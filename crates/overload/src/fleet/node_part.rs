@@ -12,7 +12,7 @@
 pub enum NodePart {
     /// How many nodes there are is unknown: the node shares out what it gets.
     Unknown,
-    /// All of the capacity is this node's: it shares out what it gets, and a tenant that is alone there has nobody to leave any of it to.
+    /// All of the capacity is this node's. It shares out what it gets; a tenant without others beside it has no share to stay within.
     Whole,
     /// Units per second.
     Rate(f64),

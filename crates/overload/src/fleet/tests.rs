@@ -57,7 +57,7 @@ fn tables_of_tenants_are_made_when_the_capacity_is_contended() {
     assert_eq!(fairness.states(at(60)).len(), 1, "those without a tier");
 }
 
-/// A tenant that is alone would leave a part of what is reserved for it to nobody, for as long as it asks for all of it.
+/// Otherwise one place of a reserve stays free while its only tenant is shed.
 #[test]
 fn one_tenant_that_has_all_nodes_to_itself_is_never_beyond_its_share() {
     for (tenants, part, is_ever_excess) in

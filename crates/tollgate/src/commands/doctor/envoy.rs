@@ -110,7 +110,7 @@ impl EnvoyParts {
         }
     }
 
-    /// Takes an object that is a part. Returns whether it is read with everything below it.
+    /// Records an object if it is a filter, routes or a cluster. Returns whether nothing below it is to be read.
     fn object(&mut self, value: &Value, place: &str, report: &mut Report) -> bool {
         let inside = message(value);
         if let Some(settings) = typed(value, NETWORK_FILTER) {

@@ -40,7 +40,7 @@ pub(super) struct HttpFilter {
     pub(super) name: String,
     pub(super) domain: String,
     pub(super) stage: u64,
-    /// Whether it is disabled where no route enables it.
+    /// Whether it is disabled, except on routes that enable it.
     pub(super) is_disabled: bool,
     /// Its own `rate_limits`.
     pub(super) limits: Limits,

@@ -128,11 +128,11 @@ impl<'r> RuleTree<'r> {
     }
 
     /// Returns the rules that entries reach as attributes, all together: those whose keys are among them. `planned` makes the
-    /// plan of a request with a value for each entry.
+    /// plan of a request with these keys and values, one for each entry.
     fn reached_together(
         &self,
         entries: &[&Entry],
-        planned: impl Fn(&[String], &mut dyn FnMut(&Plan<'_>)),
+        planned: impl Fn(&[(&str, &str)], &mut dyn FnMut(&Plan<'_>)),
     ) -> Reached {
         let global = Entry::new(GLOBAL.0, EntryValue::Fixed(GLOBAL.1.to_owned()));
         let mut reached = Reached::new();
@@ -148,7 +148,12 @@ impl<'r> RuleTree<'r> {
                 for (entry, value) in &values {
                     all[*entry].clone_from(value);
                 }
-                planned(&all, &mut |plan| {
+                let pairs: Vec<(&str, &str)> = entries
+                    .iter()
+                    .zip(&all)
+                    .map(|(entry, value)| (entry.key.as_str(), value.as_str()))
+                    .collect();
+                planned(&pairs, &mut |plan| {
                     let is_charged =
                         plan.limits.iter().any(|one| one.rule.is_some_and(|own| own.id == rule.id));
                     let kind = match () {
@@ -176,13 +181,8 @@ impl<'r> RuleTree<'r> {
     /// Returns the rules that descriptors reach under `match: all`.
     pub(super) fn reached_by_all(&self, templates: &[&Template]) -> Reached {
         let entries: Vec<&Entry> = templates.iter().flat_map(|template| &template.entries).collect();
-        self.reached_together(&entries, |values, take| {
-            let pairs: Vec<(&str, &str)> = entries
-                .iter()
-                .zip(values)
-                .map(|(entry, value)| (entry.key.as_str(), value.as_str()))
-                .collect();
-            let mut rest = pairs.as_slice();
+        self.reached_together(&entries, |pairs, take| {
+            let mut rest = pairs;
             let descriptors = templates.iter().map(|template| {
                 let (own, others) = rest.split_at(template.entries.len());
                 rest = others;
@@ -196,14 +196,7 @@ impl<'r> RuleTree<'r> {
     /// Returns the rules that the entries of a descriptor reach as attributes.
     pub(super) fn reached_by_attributes(&self, template: &Template) -> Reached {
         let entries: Vec<&Entry> = template.entries.iter().collect();
-        self.reached_together(&entries, |values, take| {
-            let pairs: Vec<(&str, &str)> = entries
-                .iter()
-                .zip(values)
-                .map(|(entry, value)| (entry.key.as_str(), value.as_str()))
-                .collect();
-            take(&self.domain.plan(&pairs, Cost::PEEK));
-        })
+        self.reached_together(&entries, |pairs, take| take(&self.domain.plan(pairs, Cost::PEEK)))
     }
 
     /// Returns the children of a node that some value of an entry selects, each with such a value.
