@@ -79,7 +79,7 @@ impl Writer {
         self.text(counter.scope.label());
         self.0.extend_from_slice(&group.to_le_bytes());
         self.maybe(shared.map(|length| length as u64));
-        self.limit(&counter.limit);
+        self.limit(&counter.limit, counter.scope.is_durable());
     }
 
     pub(crate) fn parts<'a>(&mut self, parts: impl ExactSizeIterator<Item = KeyPart<'a>>) {
@@ -137,8 +137,9 @@ impl Writer {
 
     /// Writes a limit. One that counts parts of a unit, as refunds of buckets do, is that of whole units and how many parts
     /// one has, in the place of a window's slots. A limit of parts alone would be one of another scale: its parts would be
-    /// taken for units.
-    fn limit(&mut self, limit: &Limit) {
+    /// taken for units. Whether consumption is durable is one of its flags: the receiver may have other rules, or none for a
+    /// quota of the database.
+    fn limit(&mut self, limit: &Limit, is_durable: bool) {
         let parts = limit.parts_of_unit();
         let spec = if parts > 1 { limit.in_whole_units().spec() } else { limit.spec() };
         self.text(spec.algorithm.name());
@@ -159,7 +160,7 @@ impl Writer {
         self.maybe(spec.burst);
         self.maybe(if parts > 1 { Some(parts) } else { spec.slots });
         self.maybe(spec.refill_interval.map(TimeDelta::as_micros));
-        let flags = [spec.delay, spec.jitter, spec.count_denied, spec.any_period];
+        let flags = [spec.delay, spec.jitter, spec.count_denied, spec.any_period, is_durable];
         self.byte(flags.iter().rev().fold(0, |bits, flag| bits << 1 | u8::from(*flag)));
     }
 }
@@ -181,7 +182,9 @@ impl<'a> Reader<'a> {
             None => None,
             Some(length) => Some(usize::try_from(length).ok().filter(|length| *length <= label.len())?),
         };
-        Some(SentCounter { scope: Scope::from_placement(label, (group, shared)), limit: self.limit()? })
+        let (limit, is_durable) = self.limit()?;
+        let scope = Scope::from_placement(label, (group, shared)).with_durable(is_durable);
+        Some(SentCounter { scope, limit })
     }
 
     pub(crate) fn parts(&mut self) -> Option<Vec<OwnedKeyPart>> {
@@ -256,7 +259,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn limit(&mut self) -> Option<Limit> {
+    /// Reads a limit, and whether its consumption is durable.
+    fn limit(&mut self) -> Option<(Limit, bool)> {
         let name = self.text(64)?;
         let algorithm = Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name)?;
         let count = self.number()?;
@@ -270,7 +274,8 @@ impl<'a> Reader<'a> {
         let (slots, parts) = if algorithm.has_burst() { (None, slots) } else { (slots, None) };
         let refill_interval = self.maybe()?.map(TimeDelta::from_micros);
         let flags = self.byte()?;
-        let [delay, jitter, count_denied, any_period] = [0, 1, 2, 3].map(|bit| flags >> bit & 1 == 1);
+        let [delay, jitter, count_denied, any_period, is_durable] =
+            [0, 1, 2, 3, 4].map(|bit| flags >> bit & 1 == 1);
         let rate = Rate { count, period };
         let spec = LimitSpec {
             algorithm,
@@ -284,9 +289,10 @@ impl<'a> Reader<'a> {
             any_period,
         };
         let limit = spec.build().ok()?;
-        match parts {
-            None => Some(limit),
-            Some(parts) => limit.in_parts(parts),
-        }
+        let limit = match parts {
+            None => limit,
+            Some(parts) => limit.in_parts(parts)?,
+        };
+        Some((limit, is_durable))
     }
 }

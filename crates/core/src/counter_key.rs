@@ -148,20 +148,6 @@ impl Scope {
         region_of(&self.label).1
     }
 
-    /// Returns the label without the parts that state the store, and how cells share the limits.
-    ///
-    /// ```
-    /// use tollgate_core::{CounterOwner, RegionMode, Scope, region_prefix};
-    /// let label = format!("{}grant", region_prefix(RegionMode::Owner, CounterOwner::Region("eu")));
-    /// assert_eq!(Scope::new(label).plain_label(), "grant");
-    /// assert_eq!(Scope::new("grant").plain_label(), "grant");
-    /// ```
-    #[must_use]
-    pub fn plain_label(&self) -> &str {
-        let parts = usize::from(self.store().is_some()) + usize::from(self.region != RegionMode::Shared);
-        self.label.splitn(parts + 1, '|').last().unwrap_or(&self.label)
-    }
-
     /// Sets whether consumption of its counters is also written to a database, so that it survives the store.
     ///
     /// ```

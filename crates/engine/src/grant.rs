@@ -36,12 +36,7 @@ pub struct Grant {
     scope: Scope,
 }
 
-/// Returns the scope of the counters of grants that no cell owns. That of others has the region's prefix before it.
-#[must_use]
-pub fn grant_scope() -> Scope {
-    Scope::new(LABEL).with_durable(true)
-}
-
+/// Label of the counters of grants that no cell owns. That of others has the region's prefix before it.
 const LABEL: &str = "grant";
 
 /// All grants of one caller, in the order in which they are used.
@@ -61,7 +56,13 @@ impl Grant {
     ) -> Result<Self, LimitError> {
         let spec = LimitSpec::new(Algorithm::StrictWindow, Rate::per(units, lasts));
         let limit = LimitSpec { slots: Some(1), ..spec }.build()?;
-        Ok(Self { id: id.into(), rules, expires_at: until, limit, scope: grant_scope() })
+        Ok(Self {
+            id: id.into(),
+            rules,
+            expires_at: until,
+            limit,
+            scope: Scope::new(LABEL).with_durable(true),
+        })
     }
 
     /// Lets one cell decide the grant, where its rule's limits have an owner: each cell would give the units once more.

@@ -97,7 +97,7 @@ pub use emergency::{ActiveMeasures, Measure, MeasureAction, MeasureTarget, Netwo
 pub use explain::{CheckExplanation, ExplainedLimit};
 pub use fleet_fairness::FleetState;
 pub use fleet_shed::FleetShedCount;
-pub use grant::{Grant, Grants, grant_scope};
+pub use grant::{Grant, Grants};
 pub use limiter::Limiter;
 pub use observer::{Enforced, Observer};
 pub use permit_guard::PermitGuard;

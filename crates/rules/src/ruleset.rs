@@ -17,7 +17,7 @@ use crate::tree::{TreeNode, ValueTest};
 use crate::yaml::shorten;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_core::{Algorithm, CounterOwner, StableHasher, is_same_name};
+use tollgate_core::{Algorithm, CounterOwner, Mode, StableHasher, is_same_name};
 
 /// A rule file: its name for diagnostics, and its text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -110,7 +110,6 @@ pub struct Ruleset {
     revision: String,
     /// Whether any rule is billed.
     has_billing: bool,
-    durable_scopes: Vec<u64>,
     /// Number of nodes that share the limits, if known.
     pub(crate) nodes: Option<u32>,
     /// The cells that share the limits.
@@ -187,14 +186,6 @@ impl Ruleset {
         }
         placement::resolve_modes(&mut rules, options);
         let limits = assign_ids(&mut rules);
-        let mut durable_scopes: Vec<u64> = rules
-            .iter()
-            .flat_map(Rule::all_limits)
-            .filter(|limit| limit.scope.is_durable())
-            .map(|limit| limit.scope.id())
-            .collect();
-        durable_scopes.sort_unstable();
-        durable_scopes.dedup();
         let has_billing = rules.iter().any(|rule| rule.billing.is_some());
         let rules: Arc<[Rule]> = rules.into();
         let mut domains = Vec::with_capacity(compiled.len());
@@ -223,7 +214,6 @@ impl Ruleset {
             sources: sources.to_vec(),
             revision: revision(sources, options),
             has_billing,
-            durable_scopes,
             nodes: options.nodes,
             cells: options.cells.clone(),
             quota_keys: std::sync::OnceLock::new(),
@@ -293,10 +283,11 @@ impl Ruleset {
         self.domains.iter().map(|domain| domain.domain_rules().count()).sum()
     }
 
-    /// Returns the ids of scopes whose consumption is also written to the database, sorted.
+    /// Returns whether consumption may be written to the database: a rule that does not say is durable for callers whose quota
+    /// is of a calendar month, and grants are for everyone.
     #[must_use]
-    pub fn durable_scopes(&self) -> &[u64] {
-        &self.durable_scopes
+    pub fn may_be_durable(&self) -> bool {
+        self.rules().iter().any(|rule| rule.durable != Some(false) && rule.mode != Mode::Local)
     }
 
     /// Returns the name of a rule that says `durable: true`, if there is one.

@@ -41,6 +41,9 @@ impl ScopePath {
                 value(&mut path.name, '=', &hidden(text));
             }
             ValueTest::Exact(text) => value(&mut path.name, '=', text),
+            ValueTest::Shared(pattern) if may_be_secret(&element.key) && !path.is_readable => {
+                value(&mut path.name, '~', &hidden(pattern.text()));
+            }
             ValueTest::Shared(pattern) => value(&mut path.name, '~', pattern.text()),
             ValueTest::Network(prefix) => {
                 key(&mut path.group, &element.key);

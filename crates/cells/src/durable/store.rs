@@ -16,18 +16,16 @@ use super::slots::{is_kept, is_plausible, used_after};
 use crate::late_record::{record_debited, record_if_kept};
 use crate::ledger::Ledger;
 use crate::members::Members;
-use arc_swap::ArcSwap;
 use foldhash::quality::RandomState;
 use restore::Restored;
 use ring::hmac;
 use smallvec::SmallVec;
-use std::collections::HashSet;
 use std::hash::{BuildHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tollgate_core::{
     Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LastKnown, LimitError, Mode,
-    Outcome, Outcomes, Permit, RegionMode, Scope, StoreError, Timestamp, UnitReturn,
+    Outcome, Outcomes, Permit, RegionMode, StoreError, Timestamp, UnitReturn,
 };
 
 /// Maximum number of counters between two collections.
@@ -86,10 +84,8 @@ pub struct Durable<C> {
     reported: Arc<Ledger>,
     kept: Mutex<Kept>,
     saved: Saved,
-    /// Ids of durable scopes, for charges that do not come from this node's rules: those of rules.
-    scopes: ArcSwap<HashSet<u64>>,
-    /// The scope of grants, without a region.
-    grants: Scope,
+    /// Whether this node's rules or the quotas of the database may have durable limits.
+    is_expected: AtomicBool,
     /// The cells, where owners may change, and how many changes have been read back.
     pub(super) members: OnceLock<Arc<Members>>,
     pub(super) moves_read: AtomicU64,
@@ -98,7 +94,7 @@ pub struct Durable<C> {
 
 impl<C: Clock> Durable<C> {
     /// Creates the record of a process. `key` is the same on all nodes of a database; `canaries` are kept in each of
-    /// the `stores` with a name and in the default one; `grants` is the scope of grants.
+    /// the `stores` with a name and in the default one.
     ///
     /// # Errors
     /// [`LimitError`], which is a bug.
@@ -108,7 +104,6 @@ impl<C: Clock> Durable<C> {
         stores: &[String],
         canaries: usize,
         peers: Peers,
-        grants: &Scope,
         clock: C,
     ) -> Result<Self, LimitError> {
         Ok(Self {
@@ -121,8 +116,7 @@ impl<C: Clock> Durable<C> {
             reported: Arc::new(Ledger::new(MAX_ACTIVE)),
             kept: Mutex::new(Kept::new(MAX_ROWS)),
             saved: Saved::new(),
-            scopes: ArcSwap::default(),
-            grants: grants.clone(),
+            is_expected: AtomicBool::new(true),
             members: OnceLock::new(),
             moves_read: AtomicU64::new(0),
             restored: Arc::default(),
@@ -133,9 +127,9 @@ impl<C: Clock> Durable<C> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the ids of durable scopes.
-    pub fn set_scopes(&self, ids: &[u64]) {
-        self.scopes.store(Arc::new(ids.iter().copied().collect()));
+    /// Sets whether any limit may be durable.
+    pub fn expect_durable(&self, is_expected: bool) {
+        self.is_expected.store(is_expected, Ordering::Relaxed);
     }
 
     /// Returns up to `limit` rows to write.
@@ -154,10 +148,10 @@ impl<C: Clock> Durable<C> {
         self.saved.install(slots, after);
     }
 
-    /// Returns whether there is nothing to keep: no rule is durable, and no counter was.
+    /// Returns whether there is nothing to keep: no limit may be durable, and no counter was.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.scopes.load().is_empty() && self.kept().is_empty() && self.saved.len() == 0
+        !self.is_expected.load(Ordering::Relaxed) && self.kept().is_empty() && self.saved.len() == 0
     }
 
     /// Returns statistics.
@@ -178,30 +172,16 @@ impl<C: Clock> Durable<C> {
         }
     }
 
-    /// Returns whether consumption of a charge is kept. Scopes that came over the wire do not say; only counters with
-    /// an owner are charged for other cells.
+    /// Returns whether consumption of a charge is kept. Its scope says so, wherever it comes from: this node's rules, another
+    /// cell, or the record of a reservation.
     #[inline]
     pub(super) fn is_durable(&self, charge: &Charge<'_>) -> bool {
-        let scope = charge.key.scope;
-        (scope.is_durable() || (scope.region_mode().has_owner() && self.is_listed(charge)))
-            && charge.mode != Mode::Local
-            && is_kept(charge.limit)
-    }
-
-    fn is_listed(&self, charge: &Charge<'_>) -> bool {
-        let scope = charge.key.scope;
-        scope.plain_label() == self.grants.label() || self.scopes.load().contains(&scope.id())
+        charge.key.scope.is_durable() && charge.mode != Mode::Local && is_kept(charge.limit)
     }
 
     #[inline]
     fn is_taken(&self, charge: &Charge<'_>) -> bool {
         !charge.cost.is_peek() && self.is_durable(charge)
-    }
-
-    /// The same for a debit, whose scope may come from a record of another node.
-    fn is_debited(&self, charge: &Charge<'_>) -> bool {
-        let is_durable = charge.key.scope.is_durable() || self.is_listed(charge);
-        is_durable && charge.mode != Mode::Local && !charge.cost.is_peek() && is_kept(charge.limit)
     }
 
     fn digest(&self, key: &CounterKey<'_>) -> CounterDigest {
@@ -425,7 +405,7 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
         self.inner.return_units(back).await?;
         if let Some(durable) = &self.durable {
             let refund = Charge::new(back.key, back.limit, Cost::refund(back.units));
-            record_debited(&durable.taken, &[refund], &Ok(()), |charge| durable.is_debited(charge));
+            record_debited(&durable.taken, &[refund], &Ok(()), |charge| durable.is_taken(charge));
         }
         Ok(())
     }

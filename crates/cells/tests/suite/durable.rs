@@ -210,9 +210,7 @@ pub(crate) fn node<S: CounterStore>(
     process: &str,
     clock: &Clock,
 ) -> DurableStore<Arc<S>, Clock> {
-    let grants = Scope::new("grant");
-    let durable =
-        Durable::new(b"key", process, &[], 4, Peers::None, &grants, Arc::clone(clock)).expect("valid");
+    let durable = Durable::new(b"key", process, &[], 4, Peers::None, Arc::clone(clock)).expect("valid");
     DurableStore::new(Arc::clone(store), Some(Arc::new(durable)))
 }
 
@@ -380,9 +378,9 @@ impl CounterStore for Leased {
 #[test]
 fn a_reset_gives_back_no_units_that_are_leased() {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_772_000_000)));
-    let (limit, grants) = (month(), Scope::new("grant"));
+    let limit = month();
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
-    let durable = Durable::new(b"key", "one", &[], 4, Peers::None, &grants, Arc::clone(&clock));
+    let durable = Durable::new(b"key", "one", &[], 4, Peers::None, Arc::clone(&clock));
     let node = DurableStore::new(Leased(store, 8), Some(Arc::new(durable.expect("valid"))));
     let scope = Scope::new("d|api_key|fixed_window|1mo").with_durable(true);
     let parts = [KeyPart::Secret("a")];

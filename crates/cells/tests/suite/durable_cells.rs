@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use tollgate_cells::durable::{Durable, DurableRow, DurableStore, Peers, ReadBack, SavedSlot};
-use tollgate_cells::message::{Hello, Message, Sighting, Sign};
+use tollgate_cells::message::{self, Hello, Message, Sighting, Sign};
 use tollgate_cells::{CellConfig, Members, PeerConfig, Pseudonyms, RegionalStore, SentCharge, Transport};
 use tollgate_core::{
     Admission, Algorithm, Calendar, CalendarUnit, Charge, Cost, CounterId, CounterKey, CounterOwner,
@@ -37,8 +37,7 @@ struct Started {
 
 fn kept(clock: &Clock) -> Kept {
     let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(clock)).expect("a store");
-    let grants = Scope::new("grant");
-    let durable = Durable::new(b"key", "process", &[], 4, Peers::Cells, &grants, Arc::clone(clock));
+    let durable = Durable::new(b"key", "process", &[], 4, Peers::Cells, Arc::clone(clock));
     DurableStore::new(Arc::new(store), Some(Arc::new(durable.expect("valid"))))
 }
 
@@ -182,15 +181,21 @@ fn a_counter_that_moves_is_read_back_before_it_is_decided() {
     assert_eq!(others.left(first), 20, "and what it had is not lost");
 }
 
-/// Otherwise the owner of a grant forgets with its restart what other cells have used of it: their charges do not say
-/// that grants are durable.
+/// Otherwise the owner of a grant, or of a quota whose period its rules do not have, forgets with its restart what other cells
+/// have used of it.
 #[test]
-fn what_other_cells_use_of_a_grant_is_kept() {
-    let owner = Started::new("a", &["b", "c"], &clock());
-    let grant = Scope::new(format!("{}grant", region_prefix(RegionMode::Owner, CounterOwner::Region("a"))));
+fn what_other_cells_use_is_kept_if_they_say_that_it_is_durable() {
+    let prefix = region_prefix(RegionMode::Owner, CounterOwner::Region("a"));
     let (limit, parts) = (month(), [KeyPart::Text("g1")]);
-    let charge = Charge::new(CounterKey { scope: &grant, parts: &parts }, &limit, Cost::new(60));
-    let sent = Message::Charge(vec![SentCharge::new(&charge)]);
-    assert!(matches!(pollster::block_on(owner.cell.handle(&hello("b"), sent)), Message::Outcomes(_)));
-    assert_eq!(owner.written().iter().map(|row| row.units).sum::<i64>(), 60);
+    for (label, is_durable, expected) in
+        [("grant", true, 60), ("d|user|fixed_window|1mo", true, 60), ("d|user|fixed_window|1mo", false, 0)]
+    {
+        let owner = Started::new("a", &["b", "c"], &clock());
+        let scope = Scope::new(format!("{prefix}{label}")).with_durable(is_durable);
+        let charge = Charge::new(CounterKey { scope: &scope, parts: &parts }, &limit, Cost::new(60));
+        let sent = message::encode(1, &Message::Charge(vec![SentCharge::new(&charge)]));
+        let (_, received) = message::decode(&sent[message::PREFIX..]).expect("a message");
+        assert!(matches!(pollster::block_on(owner.cell.handle(&hello("b"), received)), Message::Outcomes(_)));
+        assert_eq!(owner.written().iter().map(|row| row.units).sum::<i64>(), expected, "{label}");
+    }
 }

@@ -154,8 +154,7 @@ fn a_late_charge_that_is_kept_is_durable() {
     let (limit, scope) = (spec.build().expect("valid"), Scope::new("api|caller").with_durable(true));
     for ends in [Ends::Kept, Ends::Dropped, Ends::NotCharged] {
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
-        let grants = Scope::new("grants");
-        let durable = Durable::new(b"key", "process", &[], 1, Peers::None, &grants, Arc::clone(&clock));
+        let durable = Durable::new(b"key", "process", &[], 1, Peers::None, Arc::clone(&clock));
         let durable = Arc::new(durable.expect("a record"));
         let store = DurableStore::new(Late::default(), Some(Arc::clone(&durable)));
         let parts = [KeyPart::Text("a")];

@@ -84,8 +84,7 @@ fn cell(name: &str, peer: &str, clock: &Arc<ManualClock>) -> Cell {
         asked: Mutex::default(),
         sent: Mutex::default(),
     };
-    let grants = Scope::new("grants");
-    let durable = Durable::new(b"key", name, &[], 1, Peers::Cells, &grants, Arc::clone(clock));
+    let durable = Durable::new(b"key", name, &[], 1, Peers::Cells, Arc::clone(clock));
     let own = DurableStore::new(own, Some(Arc::new(durable.expect("a record"))));
     let config = CellConfig::new(name, name, vec![PeerConfig::new(peer, peer)]);
     let members = Arc::new(Members::new(config, 1, Clock::now(&**clock)));

@@ -175,7 +175,8 @@ impl Writer {
             Mode::Leased => 2,
             Mode::Local => 3,
         });
-        self.number(u64::from(record.loss_policy == LossPolicy::AssumeExhausted));
+        let is_exhausted = record.loss_policy == LossPolicy::AssumeExhausted;
+        self.number(u64::from(is_exhausted) | u64::from(record.scope.is_durable()) << 1);
         self.number(record.parts.len() as u64);
         for part in &record.parts {
             match part {
@@ -301,11 +302,12 @@ impl<'a> Reader<'a> {
             3 => Mode::Local,
             _ => return None,
         };
-        let loss_policy = if self.flag()? { LossPolicy::AssumeExhausted } else { LossPolicy::AssumeUnused };
+        let flags = self.number()?;
+        let loss_policy = if flags & 1 == 1 { LossPolicy::AssumeExhausted } else { LossPolicy::AssumeUnused };
         let count = self.number().filter(|count| *count <= MAX_CHARGES)?;
         let parts = (0..count).map(|_| self.part()).collect::<Option<_>>()?;
         let limit = self.limit()?;
-        let scope = Scope::from_placement(label, (group, shared));
+        let scope = Scope::from_placement(label, (group, shared)).with_durable(flags >> 1 & 1 == 1);
         let record = ChargeRecord { scope, parts, limit, units, loss_policy, mode, refill: None };
         Some(ReservedCharge { record, rule, taken_at, turn, follows })
     }

@@ -35,6 +35,8 @@ pub struct RespConfig {
     pub idle_ticks: u32,
     /// Maximum time for commands in flight to finish at shutdown.
     pub drain: Duration,
+    /// Whether keys of `CL.THROTTLE` are secrets: cells exchange counters, and an unknown key may be an API key.
+    pub has_secret_keys: bool,
 }
 
 impl Default for RespConfig {
@@ -49,6 +51,7 @@ impl Default for RespConfig {
             // One hour.
             idle_ticks: 720,
             drain: Duration::from_secs(10),
+            has_secret_keys: false,
         }
     }
 }

@@ -70,7 +70,7 @@ impl<'a> Throttle<'a> {
         limit: &Limit,
     ) -> Result<Outcome, StoreError> {
         let key = Key::from_bytes(self.key);
-        let parts = key.parts();
+        let parts = key.parts(app.config.has_secret_keys);
         let key = CounterKey { scope: &app.scope, parts: &parts };
         app.limiter.charge_inline(Charge::new(key, limit, self.cost)).await
     }
@@ -120,13 +120,18 @@ impl<'a> Key<'a> {
         }
     }
 
-    fn parts(&self) -> SmallVec<[KeyPart<'_>; 2]> {
+    fn parts(&self, is_secret: bool) -> SmallVec<[KeyPart<'_>; 2]> {
         match self {
-            Self::Text(text) => SmallVec::from_slice(&[KeyPart::Text(text)]),
-            Self::Bytes(digits) => SmallVec::from_slice(&[KeyPart::Text(digits), KeyPart::Text("hex")]),
-            Self::Long(text) => SmallVec::from_slice(&[KeyPart::Text(text), KeyPart::Text("long")]),
+            Self::Text(text) => SmallVec::from_slice(&[key_part(text, is_secret)]),
+            Self::Bytes(digits) => SmallVec::from_slice(&[key_part(digits, is_secret), KeyPart::Text("hex")]),
+            Self::Long(text) => SmallVec::from_slice(&[key_part(text, is_secret), KeyPart::Text("long")]),
         }
     }
+}
+
+#[inline]
+const fn key_part(key: &str, is_secret: bool) -> KeyPart<'_> {
+    if is_secret { KeyPart::Secret(key) } else { KeyPart::Text(key) }
 }
 
 /// Writes the reply to a call.
@@ -287,9 +292,10 @@ impl<'a> Batch<'a> {
         session: &mut Session,
         out: &mut Vec<u8>,
     ) -> bool {
+        let is_secret = app.config.has_secret_keys;
         SCRATCH.with_borrow_mut(|ThreadScratch { limits, outcomes }| {
             let parts: SmallVec<[[KeyPart<'_>; 1]; MAX_BATCH]> =
-                self.calls.iter().map(|call| [KeyPart::Text(call.key)]).collect();
+                self.calls.iter().map(|call| [key_part(call.key, is_secret)]).collect();
             let mut charges: SmallVec<[Charge<'_>; MAX_BATCH]> = SmallVec::new();
             for (call, parts) in self.calls.iter().zip(&parts) {
                 let Some(limit) = limits.at(call.slot) else { continue };

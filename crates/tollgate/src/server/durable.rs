@@ -63,9 +63,7 @@ pub(crate) fn record(
     let stores: Vec<String> = config.stores.iter().map(|(name, _)| name.clone()).collect();
     let peers = if config.cells.is_some() { Peers::Cells } else { Peers::None };
     let (key, process) = (control.counter_hash_key(), control.instance_id());
-    let grants = tollgate_engine::grant_scope();
-    let durable =
-        Durable::new(&key, process, &stores, canaries, peers, &grants, clock).context("durable counters")?;
+    let durable = Durable::new(&key, process, &stores, canaries, peers, clock).context("durable counters")?;
     Ok(Some(Arc::new(durable)))
 }
 
@@ -111,7 +109,7 @@ impl DurableServer {
         control: Option<&Arc<ControlPlane>>,
     ) -> Option<Arc<Self>> {
         let durable = Arc::clone(limiter.store().kept().durable()?);
-        durable.set_scopes(limiter.rules().durable_scopes());
+        durable.expect_durable(limiter.rules().may_be_durable());
         if let Store::Cells(cells) = limiter.store() {
             durable.follow(cells.members());
         }
@@ -173,7 +171,7 @@ impl DurableServer {
             tokio::time::sleep(COLLECT).await;
             let current = self.limiter.rules();
             if !Arc::ptr_eq(&rules, &current) {
-                self.durable.set_scopes(current.durable_scopes());
+                self.durable.expect_durable(current.may_be_durable());
                 rules = current;
             }
             self.durable.collect();
@@ -240,7 +238,7 @@ impl DurableServer {
             if is_lost {
                 if !is_first && !std::mem::replace(&mut is_noticed, true) {
                     tracing::warn!(
-                        "the store has lost its counters; durable limits are restored from the database"
+                        "the store has lost its counters; those of durable limits are restored from the database"
                     );
                 }
                 let after = if is_first { self.after_start().await } else { Some(ReadBack::Loss) };

@@ -243,6 +243,7 @@ impl ProtocolServers {
                 guaranteed,
                 budget: budget.clone(),
                 first_request,
+                has_secret_keys: config.cells.is_some(),
                 ..config.resp_config.clone()
             };
             tokio::spawn(resp::serve(listener, Arc::clone(limiter), config, drain()))

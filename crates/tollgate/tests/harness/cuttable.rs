@@ -8,7 +8,13 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Cuttable {
     pub(crate) address: SocketAddr,
     state: Arc<Mutex<State>>,
+    carried: Carried,
 }
+
+/// What a link has carried, both ways; the first megabytes of it.
+type Carried = Arc<Mutex<Vec<u8>>>;
+
+const MAX_CARRIED: usize = 4 << 20;
 
 #[derive(Default)]
 struct State {
@@ -22,7 +28,8 @@ impl Cuttable {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let state = Arc::new(Mutex::new(State { port, ..State::default() }));
-        let shared = Arc::clone(&state);
+        let (shared, carried) = (Arc::clone(&state), Carried::default());
+        let record = Arc::clone(&carried);
         std::thread::spawn(move || {
             for near in listener.incoming().map_while(Result::ok) {
                 let mut state = shared.lock().expect("state");
@@ -36,11 +43,17 @@ impl Cuttable {
                 state.streams.extend([copy(&near), copy(&far)]);
                 for (from, to) in [(copy(&near), copy(&far)), (far, near)] {
                     let _ = to.set_nodelay(true);
-                    std::thread::spawn(move || carry(from, to));
+                    let record = Arc::clone(&record);
+                    std::thread::spawn(move || carry(from, to, &record));
                 }
             }
         });
-        Self { address, state }
+        Self { address, state, carried }
+    }
+
+    /// Returns whether these bytes have passed.
+    pub(crate) fn has_carried(&self, bytes: &[u8]) -> bool {
+        self.carried.lock().expect("a record").windows(bytes.len()).any(|window| window == bytes)
     }
 
     /// Breaks what is connected, and carries nothing from now on.
@@ -66,12 +79,16 @@ impl Cuttable {
     }
 }
 
-fn carry(mut from: TcpStream, mut to: TcpStream) {
+fn carry(mut from: TcpStream, mut to: TcpStream, record: &Carried) {
     let mut buffer = [0; 64 << 10];
     while let Ok(count) = from.read(&mut buffer)
         && count > 0
         && to.write_all(&buffer[..count]).is_ok()
-    {}
+    {
+        let mut record = record.lock().expect("a record");
+        let room = MAX_CARRIED - record.len();
+        record.extend_from_slice(&buffer[..count.min(room)]);
+    }
     let _ = to.shutdown(Shutdown::Both);
     let _ = from.shutdown(Shutdown::Both);
 }

@@ -19,6 +19,7 @@ descriptors:
   - {key: leased, limit: 90/day, on_error: closed, region: {mode: leased, owner: eu}}
   - {key: api_key, limit: 90/day, on_error: closed, region: {mode: owner, owner: eu}}
   - {key: both, limit: 5/day}
+  - {key: token, value: secret_pattern_*, share_threshold: true, limit: 90/day, region: shared}
 ";
 
 const REGIONS: [&str; 3] = ["eu", "us", "ap"];
@@ -145,6 +146,27 @@ fn three_nodes_keep_one_limit_in_each_mode() {
     assert_eq!(sum(cluster.spread(&key, 40)), 90);
     for node in &cluster.nodes {
         assert!(!node.log().contains("sk_live_4242"), "{}", node.log());
+    }
+
+    // Neither do what a rule has of one, and keys whose meaning the server is not given.
+    let token = json!({"token": "secret_pattern_1"});
+    assert_eq!(cluster.nodes[0].check("d", &token).status, 200);
+    let throttle = |node: &Server| -> Vec<i64> {
+        let address = node.resp.expect("RESP is on");
+        let client = redis::Client::open(format!("redis://{address}")).expect("an address");
+        let mut command = redis::cmd("CL.THROTTLE");
+        command.arg(&["throttled_key", "89", "90", "86400"]);
+        command.query(&mut client.get_connection().expect("a connection")).expect("a reply")
+    };
+    assert_eq!(throttle(&cluster.nodes[0])[..3], [0, 90, 89]);
+    for node in &cluster.nodes[1..] {
+        eventually("the token's counter", || (remaining(node, &token) == 89).then_some(()));
+        eventually("the throttled key", || (throttle(node)[2] < 87).then_some(()));
+    }
+    let links = || cluster.links.iter().map(|(_, _, link)| link);
+    assert!(links().any(|link| link.has_carried(b"shared|")), "links carry names of counters");
+    for secret in ["sk_live_4242", "secret_pattern_", "throttled_key"] {
+        assert!(!links().any(|link| link.has_carried(secret.as_bytes())), "{secret}");
     }
 }
 

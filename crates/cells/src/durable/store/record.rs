@@ -47,7 +47,7 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
         let mut recorded: Recorded<'c> = charges.iter().copied().collect();
         for charge in &mut recorded {
             if charge.cost.is_refund()
-                && durable.is_debited(charge)
+                && durable.is_taken(charge)
                 && is_read(charge)
                 && let Ok(taken) = self.taken(charge).await
             {
@@ -62,7 +62,7 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
         for charge in recorded.iter_mut() {
             if !charge.cost.is_refund()
                 && charge.cost.units() > charge.limit.capacity() / LARGE
-                && durable.is_debited(charge)
+                && durable.is_taken(charge)
                 && let Ok(known) = used_units::read(&self.inner, charge).await
             {
                 charge.cost = Cost::new(charge.cost.units().min(known.room));
@@ -81,7 +81,7 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
         let mut resets: SmallVec<[Charge<'_>; 1]> = SmallVec::new();
         for charge in &mut counted {
             // A reset refunds more than was used: what counts is what the store had.
-            if is_reset(charge) && durable.is_debited(charge) {
+            if is_reset(charge) && durable.is_taken(charge) {
                 let taken = self.taken(charge).await.map_err(|_| StoreError::Timeout)?;
                 charge.cost = given_back(charge, taken);
                 resets.push(*charge);
@@ -94,7 +94,7 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
                 let _ = self.inner.charge(&[marker.charge(charge)]).await;
             }
         }
-        record_debited(ledger, &counted, &result, |charge| durable.is_debited(charge));
+        record_debited(ledger, &counted, &result, |charge| durable.is_taken(charge));
         result
     }
 }
