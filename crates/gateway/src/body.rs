@@ -22,6 +22,8 @@ pub(crate) enum BodyError {
     Message(#[from] server::BodyError),
     #[error("HTTP/2 stream failed: {0}")]
     Stream(#[from] hyper::Error),
+    #[error("the upstream is overloaded: no place in flight became free for the end of the body")]
+    NoPlace,
 }
 
 /// A request body.
@@ -31,7 +33,12 @@ pub(crate) struct ClientBody {
     guard: Option<Arc<ProtectedHeaders>>,
     /// The request's place in flight, given back while the client's bytes are awaited.
     place: Option<Arc<SharedPlace>>,
+    /// How long its end waits for the place, and the end that waits.
+    wait: Duration,
+    waiting: Option<(Box<NextFrame>, LazyTimeout)>,
 }
+
+type NextFrame = Option<Result<Frame<Bytes>, BodyError>>;
 
 enum ClientBodySource {
     H1(RequestBody),
@@ -95,16 +102,69 @@ fn with_trailers(frame: Frame<Bytes>, change: impl FnOnce(&mut HeaderMap)) -> Fr
 
 impl ClientBody {
     pub(crate) fn h1(body: RequestBody) -> Self {
-        Self { source: ClientBodySource::H1(body), guard: None, place: None }
+        Self::new(ClientBodySource::H1(body))
     }
 
     pub(crate) fn h2(body: StreamBody) -> Self {
-        Self { source: ClientBodySource::H2(body), guard: None, place: None }
+        Self::new(ClientBodySource::H2(body))
     }
 
-    /// Gives this place back while the body waits for its client.
-    pub(crate) fn hold(&mut self, place: Arc<SharedPlace>) {
-        self.place = Some(place);
+    fn new(source: ClientBodySource) -> Self {
+        Self { source, guard: None, place: None, wait: Duration::ZERO, waiting: None }
+    }
+
+    /// Gives this place back while the body waits for its client. The end of the body then waits for it, at most this long.
+    pub(crate) fn hold(&mut self, place: Arc<SharedPlace>, wait: Duration) {
+        (self.place, self.wait) = (Some(place), wait);
+    }
+
+    fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<NextFrame> {
+        match &mut self.source {
+            ClientBodySource::H1(body) => Pin::new(body)
+                .poll_frame(cx)
+                .map(|frame| frame.map(|frame| frame.map_err(BodyError::Message))),
+            ClientBodySource::H2(body) => body.poll(cx),
+        }
+    }
+
+    fn is_at_end(&self) -> bool {
+        match &self.source {
+            ClientBodySource::H1(body) => body.is_end_stream(),
+            ClientBodySource::H2(body) => body.body.is_end_stream(),
+        }
+    }
+
+    /// Returns the next frame as it arrives, and the last when the request has its place again.
+    fn poll_with_place(&mut self, cx: &mut Context<'_>) -> Poll<NextFrame> {
+        let (next, mut timeout) = match self.waiting.take() {
+            Some((next, timeout)) => (*next, Some(timeout)),
+            None => match self.poll_source(cx) {
+                Poll::Ready(next) => (next, None),
+                Poll::Pending => {
+                    if let Some(place) = &self.place {
+                        place.pause();
+                    }
+                    return Poll::Pending;
+                }
+            },
+        };
+        let Some(place) = &self.place else { return Poll::Ready(next) };
+        if matches!(next, Some(Err(_))) {
+            return Poll::Ready(next);
+        }
+        if next.is_some() && !self.is_at_end() {
+            place.try_resume();
+            return Poll::Ready(next);
+        }
+        if place.poll_resume(cx).is_ready() {
+            return Poll::Ready(next);
+        }
+        let wait = timeout.get_or_insert_with(|| LazyTimeout::new(self.wait));
+        if wait.poll(cx).is_ready() {
+            return Poll::Ready(Some(Err(BodyError::NoPlace)));
+        }
+        self.waiting = timeout.map(|timeout| (Box::new(next), timeout));
+        Poll::Pending
     }
 
     /// Limits the body to `bytes`, and removes protected headers from its trailers.
@@ -125,17 +185,9 @@ impl Body for ClientBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Self { source, guard, place } = self.get_mut();
-        let polled = match source {
-            ClientBodySource::H1(body) => Pin::new(body)
-                .poll_frame(cx)
-                .map(|frame| frame.map(|frame| frame.map_err(BodyError::Message))),
-            ClientBodySource::H2(body) => body.poll(cx),
-        };
-        if let Some(place) = place {
-            if polled.is_pending() { place.pause() } else { place.resume() }
-        }
-        let guarded = |frame| match guard {
+        let body = self.get_mut();
+        let polled = body.poll_with_place(cx);
+        let guarded = |frame| match &body.guard {
             Some(guard) => with_trailers(frame, |trailers| guard.clean(trailers)),
             None => frame,
         };
@@ -143,13 +195,13 @@ impl Body for ClientBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.source {
-            ClientBodySource::H1(body) => body.is_end_stream(),
-            ClientBodySource::H2(body) => body.body.is_end_stream(),
-        }
+        self.waiting.is_none() && self.is_at_end()
     }
 
     fn size_hint(&self) -> SizeHint {
+        if self.waiting.is_some() {
+            return SizeHint::default();
+        }
         match &self.source {
             ClientBodySource::H1(body) => body.size_hint(),
             ClientBodySource::H2(body) => body.body.size_hint(),

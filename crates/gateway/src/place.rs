@@ -1,10 +1,11 @@
 //! A request's place in flight to its upstream: held only while the gateway waits for the upstream.
 //!
 //! While the client's bytes are awaited, or the client has not taken what the upstream sent, the place is given back and
-//! taken again afterwards. No timer is needed: bodies are polled, and the result of a poll tells for whom the gateway waits.
+//! taken again afterwards; the end of a request's body waits for one. No timer is needed: bodies are polled, and the result of a poll tells for whom the gateway waits.
 //! A pause after a grace period was rejected: a client that sends a byte in each period would keep its place.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use tollgate_engine::{Ended, WorkerPermit};
 
 /// A place in flight. Dropping it gives it back.
@@ -21,6 +22,8 @@ struct SharedState {
     permit: Option<WorkerPermit>,
     /// Whether the next part of the request's body is missing.
     awaits_client: bool,
+    /// Whether the place was given back for that, and is not held again.
+    needs_place: bool,
     /// Whether the response has begun. From then on its body decides when the place is held.
     has_response: bool,
 }
@@ -28,7 +31,12 @@ struct SharedState {
 impl UpstreamPlace {
     /// Creates the place of a request with a body, for both.
     pub(crate) fn shared(permit: WorkerPermit) -> (Self, Arc<SharedPlace>) {
-        let state = SharedState { permit: Some(permit), awaits_client: false, has_response: false };
+        let state = SharedState {
+            permit: Some(permit),
+            awaits_client: false,
+            needs_place: false,
+            has_response: false,
+        };
         let shared = Arc::new(SharedPlace(Mutex::new(state)));
         (Self::Shared(Arc::clone(&shared)), shared)
     }
@@ -88,19 +96,32 @@ impl SharedPlace {
     /// The next part of the body has not arrived.
     pub(crate) fn pause(&self) {
         let mut state = self.lock();
-        state.awaits_client = true;
+        (state.awaits_client, state.needs_place) = (true, true);
         if let Some(permit) = &mut state.permit {
             permit.pause();
         }
     }
 
-    /// The next part of the body, or its end, has arrived.
-    pub(crate) fn resume(&self) {
+    /// The next part of the body has arrived. It is passed on with or without a place: the upstream waits for the rest.
+    pub(crate) fn try_resume(&self) {
+        let _ = self.arrived(|permit| if permit.try_resume() { Poll::Ready(()) } else { Poll::Pending });
+    }
+
+    /// The end of the body has arrived. It is passed on when there is a place: callers that hold back the ends of many bodies
+    /// would have the upstream work on all of them at once.
+    pub(crate) fn poll_resume(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.arrived(|permit| permit.poll_resume(cx))
+    }
+
+    fn arrived(&self, resume: impl FnOnce(&mut WorkerPermit) -> Poll<()>) -> Poll<()> {
         let mut state = self.lock();
-        let holds = std::mem::replace(&mut state.awaits_client, false) && !state.has_response;
-        if let Some(permit) = state.permit.as_mut().filter(|_| holds) {
-            permit.resume();
+        state.awaits_client = false;
+        if !state.needs_place || state.has_response {
+            return Poll::Ready(());
         }
+        let resumed = state.permit.as_mut().map_or(Poll::Ready(()), resume);
+        state.needs_place = resumed.is_pending();
+        resumed
     }
 
     fn lock(&self) -> MutexGuard<'_, SharedState> {

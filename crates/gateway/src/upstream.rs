@@ -223,6 +223,7 @@ fn body_failure(error: &BodyError) -> Failure {
     let status = match error {
         BodyError::Message(server::BodyError::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
         BodyError::Message(server::BodyError::TooSlow) => StatusCode::REQUEST_TIMEOUT,
+        BodyError::NoPlace => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::BAD_REQUEST,
     };
     Failure::new(status, error)

@@ -22,7 +22,7 @@ pub use state::GateState;
 use crate::cohort::{Cohorts, mix};
 use crate::limit::LimitController;
 use crate::priority::{COHORTS, POSITIONS, first_position};
-use crate::room::{Rank, Seated};
+use crate::room::{Next, Rank, Seated};
 use crate::samples::bucket;
 use crate::shares::{Shares, Standing, TenantDemand, TenantRequest};
 use crate::striped::Own;
@@ -149,7 +149,8 @@ impl<W> Gate<W> {
             return None;
         }
         let own = self.places.threads.own();
-        if !self.places.take(&own, Rank::new(priority, Standing::Fair)) {
+        let is_patient = Rank::new(priority, Standing::Fair).is_patient();
+        if !self.places.take(&own, is_patient) {
             return None;
         }
         own.add_long(|own| &own.admitted[priority.index()], 1);
@@ -159,7 +160,7 @@ impl<W> Gate<W> {
             let bucket = usize::from((first_position(priority) + place) / PER_BUCKET);
             own.add(|own| &own.arrivals.counts[bucket], weight.into());
         }
-        Some(self.ticket_of(weight, now))
+        Some(self.ticket_of(weight, now, is_patient))
     }
 
     /// Returns whether nothing is shed and no request waits.
@@ -192,26 +193,26 @@ impl<W> Gate<W> {
             || (mix(arrival.caller ^ self.config.key ^ now.as_micros().rotate_left(24)) >> 48) as u16;
         let is_shed = position.is_some_and(|position| !passes(position, boundary, random()));
         if mode == GateMode::Shadow || self.is_shadow() {
-            let has_place = self.places.take_beyond(&own, rank);
+            let has_place = self.places.take_beyond(&own, rank.is_patient());
             // While requests would be shed by the threshold, there are always more in flight than there would be.
             let cause = match is_shed {
                 true => Some(ShedCause::Threshold),
                 false => (threshold >= POSITIONS && !has_place).then_some(ShedCause::Waited),
             };
             let Some(cause) = cause else {
-                return Entry::Admitted(self.admitted(&own, now, arrival.priority));
+                return Entry::Admitted(self.admitted(&own, now, arrival.priority, rank));
             };
             self.places.count_shadowed();
             self.places.shadowed[arrival.priority.index()].0.fetch_add(1, Ordering::Relaxed);
-            let ticket = Ticket { is_shadowed: true, ..self.ticket(&own, now) };
+            let ticket = Ticket { is_shadowed: true, ..self.ticket(&own, now, rank.is_patient()) };
             return Entry::Shadowed(ticket, shed(cause));
         }
         if is_shed {
             self.count_shed(arrival.priority);
             return Entry::Shed(shed(ShedCause::Threshold));
         }
-        if (rank.is_patient() || self.places.waiting() == 0) && self.places.take(&own, rank) {
-            return Entry::Admitted(self.admitted(&own, now, arrival.priority));
+        if (rank.is_patient() || self.places.waiting() == 0) && self.places.take(&own, rank.is_patient()) {
+            return Entry::Admitted(self.admitted(&own, now, arrival.priority, rank));
         }
         if self.pressed.load(Ordering::Relaxed) == 0 {
             self.pressed.store(1, Ordering::Relaxed);
@@ -221,21 +222,27 @@ impl<W> Gate<W> {
 
     /// Returns the ticket of a request that has just taken a place.
     #[inline]
-    fn ticket(&self, own: &Own<'_, ThreadPlaces>, now: Timestamp) -> Ticket {
-        self.ticket_of(self.places.sample_weight(own), now)
+    fn ticket(&self, own: &Own<'_, ThreadPlaces>, now: Timestamp, is_patient: bool) -> Ticket {
+        self.ticket_of(self.places.sample_weight(own), now, is_patient)
     }
 
     #[inline]
-    fn ticket_of(&self, weight: u16, began: Timestamp) -> Ticket {
+    fn ticket_of(&self, weight: u16, began: Timestamp, is_patient: bool) -> Ticket {
         let in_flight = if weight == 0 { 0 } else { self.places.in_flight() };
-        Ticket { began, in_flight, weight, is_shadowed: false }
+        Ticket { began, in_flight, weight, is_shadowed: false, is_patient }
     }
 
     /// Counts a request that has just taken a place, and returns its ticket.
     #[inline]
-    fn admitted(&self, own: &Own<'_, ThreadPlaces>, now: Timestamp, priority: Priority) -> Ticket {
+    fn admitted(
+        &self,
+        own: &Own<'_, ThreadPlaces>,
+        now: Timestamp,
+        priority: Priority,
+        rank: Rank,
+    ) -> Ticket {
         own.add_long(|own| &own.admitted[priority.index()], 1);
-        self.ticket(own, now)
+        self.ticket(own, now, rank.is_patient())
     }
 
     /// Lets a request wait that found no free place. Call [`Gate::admit_waiting`] afterwards: a place may have become free.
@@ -344,14 +351,19 @@ impl<W> Gate<W> {
         while self.places.waiting() > 0 {
             let own = self.places.threads.own();
             let mut room = lock(&self.places.room);
-            if !room.next_rank().is_some_and(|rank| self.places.take(&own, rank)) {
+            let Some(next) = room.next() else { break };
+            let is_patient = next.is_patient();
+            if !self.places.take(&own, is_patient) {
                 break;
             }
-            let next = room.pop(now);
+            let next = match next {
+                Next::Again(_) => room.pop_again(is_patient),
+                Next::New(_) => room.pop(now),
+            };
             self.places.set_waiting(&room);
             drop(room);
             match next {
-                Some(waiter) => admitted.push((waiter, self.ticket(&own, now))),
+                Some(waiter) => admitted.push((waiter, self.ticket(&own, now, is_patient))),
                 None => self.places.free_unused(),
             }
         }

@@ -5,6 +5,9 @@
 //! an interval, although requests are being shed, the time that a request may wait shrinks, and of one rank the newest
 //! goes first, so that what is served has waited little and what has waited long is shed. Requests within a guarantee and critical ones keep the longer time and
 //! their order: they are few, and go before the others.
+//!
+//! Requests that had a place, gave it back while they waited for their client and need it again wait here too, before new ones
+//! and for as long as their callers let them: they were admitted already. Their order is that in which they came.
 
 use crate::shares::Standing;
 use std::collections::VecDeque;
@@ -59,11 +62,31 @@ struct Waiting<W> {
 pub(crate) struct Room<W> {
     ranks: [VecDeque<Waiting<W>>; RANKS],
     count: usize,
+    /// Requests that need their place again: those that may use the reserve, and the others. They are no standing queue.
+    again: [VecDeque<W>; 2],
     pub(crate) bounds: RoomBounds,
     last_empty: Timestamp,
     /// Requests × microseconds since the last reading, and until when.
     area: f64,
     counted_until: Timestamp,
+}
+
+/// The request that goes next.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Next {
+    /// One that had a place, and whether it may use the reserve.
+    Again(bool),
+    New(Rank),
+}
+
+impl Next {
+    /// Returns whether it may use the reserve.
+    pub(crate) fn is_patient(self) -> bool {
+        match self {
+            Self::Again(is_patient) => is_patient,
+            Self::New(rank) => rank.is_patient(),
+        }
+    }
 }
 
 /// Result of entering the room.
@@ -79,6 +102,7 @@ impl<W> Room<W> {
         Self {
             ranks: std::array::from_fn(|_| VecDeque::new()),
             count: 0,
+            again: [VecDeque::new(), VecDeque::new()],
             bounds,
             last_empty: Timestamp::ZERO,
             area: 0.0,
@@ -86,8 +110,9 @@ impl<W> Room<W> {
         }
     }
 
-    pub(crate) const fn len(&self) -> usize {
-        self.count
+    /// Returns the number of requests that wait, also for their place again.
+    pub(crate) fn waiting(&self) -> usize {
+        self.count + self.again.iter().map(VecDeque::len).sum::<usize>()
     }
 
     fn is_standing(&self, now: Timestamp) -> bool {
@@ -121,8 +146,34 @@ impl<W> Room<W> {
         Seated::Until(until, replaced)
     }
 
-    /// Returns the rank of the request that goes next.
-    pub(crate) fn next_rank(&self) -> Option<Rank> {
+    /// Adds a request that needs its place again.
+    pub(crate) fn push_again(&mut self, is_patient: bool, waiter: W) {
+        self.again[usize::from(!is_patient)].push_back(waiter);
+    }
+
+    /// Removes the first request that needs its place again.
+    pub(crate) fn pop_again(&mut self, is_patient: bool) -> Option<W> {
+        self.again[usize::from(!is_patient)].pop_front()
+    }
+
+    /// Returns whether requests of this kind need their places again.
+    pub(crate) fn has_again(&self, is_patient: bool) -> bool {
+        !self.again[usize::from(!is_patient)].is_empty()
+    }
+
+    /// Returns the request that goes next: of those that may use the reserve one that had a place, then a new one, and of the
+    /// others likewise.
+    pub(crate) fn next(&self) -> Option<Next> {
+        let new = self.next_rank();
+        let is_new = |is_patient| new.filter(|rank| rank.is_patient() == is_patient);
+        [true, false].into_iter().find_map(|is_patient| match self.has_again(is_patient) {
+            true => Some(Next::Again(is_patient)),
+            false => is_new(is_patient).map(Next::New),
+        })
+    }
+
+    /// Returns the rank of the new request that goes next.
+    fn next_rank(&self) -> Option<Rank> {
         (0..).zip(&self.ranks).find(|(_, rank)| !rank.is_empty()).map(|(at, _)| Rank(at))
     }
 

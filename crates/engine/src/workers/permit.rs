@@ -6,7 +6,9 @@
 use super::{WorkerGate, known};
 use crate::upstream_meters::MeteredRequest;
 use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use tokio::sync::oneshot;
 use tollgate_overload::{Admitted, Ended, Ticket};
 
@@ -24,6 +26,10 @@ pub(super) struct Body {
     /// Its place under the limit of the gate; none while it is given back.
     ticket: Option<Ticket>,
     is_paused: bool,
+    /// Whether it may use the reserve; known while it is paused.
+    is_patient: bool,
+    /// Where it gets its place again, if it waits for that.
+    returning: Option<oneshot::Receiver<WorkerPermit>>,
     ended: Ended,
     would_be_shed: Option<Box<str>>,
     metered: Option<MeteredRequest>,
@@ -35,10 +41,19 @@ impl Body {
             gate,
             ticket: None,
             is_paused: false,
+            is_patient: false,
+            returning: None,
             ended: Ended::Abandoned,
             would_be_shed: None,
             metered: None,
         })
+    }
+
+    /// Measures the request again.
+    fn resumed(&mut self) {
+        if let Some(metered) = &mut self.metered {
+            metered.resume();
+        }
     }
 
     /// Frees the place and gives it to the next request. Returns whether it had one.
@@ -115,6 +130,9 @@ impl WorkerPermit {
     /// its response slowly takes no place meanwhile, and its slowness is not taken for the upstream's.
     pub fn pause(&mut self) {
         let Some(body) = &mut self.0 else { return };
+        if let Some(ticket) = &body.ticket {
+            body.is_patient = ticket.is_patient();
+        }
         // Neither a latency nor an abandoned request: only the place is free.
         body.is_paused |= body.leave(Ended::Completed);
         if let Some(metered) = &mut body.metered {
@@ -122,16 +140,54 @@ impl WorkerPermit {
         }
     }
 
-    /// Takes the place again, without shedding, because the request waits for the upstream from now on. The latency is
-    /// measured from here.
+    /// Takes the place again whether or not one is free, because the upstream is at work on the request's response.
     pub fn resume(&mut self) {
         let Some(body) = &mut self.0 else { return };
         if let Some(gate) = body.gate.as_ref().filter(|_| std::mem::replace(&mut body.is_paused, false)) {
-            body.ticket = Some(gate.gate.enter_again_at(|| gate.clock.now()));
+            body.returning = None;
+            body.ticket = Some(gate.gate.enter_again(body.is_patient, || gate.clock.now()));
         }
-        if let Some(metered) = &mut body.metered {
-            metered.resume();
+        body.resumed();
+    }
+
+    /// Takes the place again if one is free, because the upstream is to work on the request. Returns whether the request has
+    /// one. The latency is measured from here.
+    pub fn try_resume(&mut self) -> bool {
+        let Some(body) = &mut self.0 else { return true };
+        if let Some(gate) = body.gate.as_ref().filter(|_| body.is_paused) {
+            body.ticket = gate.gate.try_enter_again(body.is_patient, || gate.clock.now());
+            if body.ticket.is_none() {
+                return false;
+            }
+            body.is_paused = false;
         }
+        body.resumed();
+        true
+    }
+
+    /// Takes the place again, as [`WorkerPermit::try_resume`]; waits until one is free. Requests that have not had a place yet
+    /// wait behind.
+    pub fn poll_resume(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.0.as_ref().is_none_or(|body| body.returning.is_none()) && self.try_resume() {
+            return Poll::Ready(());
+        }
+        let Some(body) = &mut self.0 else { return Poll::Ready(()) };
+        let Some(gate) = &body.gate else { return Poll::Ready(()) };
+        if body.returning.is_none() {
+            let (waiter, place) = oneshot::channel();
+            body.returning = Some(place);
+            gate.gate.wait_again(body.is_patient, waiter);
+            hand_over(gate, gate.gate.admit_waiting(gate.clock.now()));
+        }
+        let Some(place) = &mut body.returning else { return Poll::Ready(()) };
+        let Poll::Ready(given) = Pin::new(place).poll(cx) else { return Poll::Pending };
+        body.returning = None;
+        let ticket = given.ok().and_then(Self::take_ticket);
+        let again = || gate.gate.enter_again(body.is_patient, || gate.clock.now());
+        body.ticket = Some(ticket.unwrap_or_else(again));
+        body.is_paused = false;
+        body.resumed();
+        Poll::Ready(())
     }
 
     /// Takes the place from a permit that was not received.
@@ -146,6 +202,7 @@ impl Drop for WorkerPermit {
         let Some(mut body) = self.0.take() else { return };
         body.leave(body.ended);
         (body.is_paused, body.ended) = (false, Ended::Abandoned);
+        body.returning = None;
         if body.metered.is_some() || body.would_be_shed.is_some() {
             (body.metered, body.would_be_shed) = (None, None);
         }

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tollgate_core::conformance::AnyStore;
 use tollgate_core::{Clock, CounterStore, SystemClock};
-use tollgate_engine::Limiter;
+use tollgate_engine::{GateState, Limiter};
 use tollgate_gateway::{GatewayConfig, GatewaySection, Handle};
 use tollgate_http::identity::IdentityConfig;
 use tollgate_http::response::ResponseConfig;
@@ -110,6 +110,11 @@ impl Gateway {
 
     pub(crate) fn open(&self) -> WebConnection {
         WebConnection::to(self.address()).expect("a connection")
+    }
+
+    /// Returns the state of the only upstream's gate.
+    pub(crate) fn overload(&self) -> GateState {
+        self.limiter.upstream_states().into_iter().next().expect("an upstream").gate
     }
 
     /// Returns the value of a metric, by name with labels.

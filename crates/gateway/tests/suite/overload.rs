@@ -154,6 +154,47 @@ fn answering(answer: &'static [u8]) -> std::net::SocketAddr {
     address
 }
 
+/// Otherwise callers that hold back the ends of many bodies have the upstream work on all of them at once, and critical requests
+/// are shed until it has.
+#[test]
+fn the_ends_of_bodies_wait_for_a_place_and_leave_the_reserve_to_others() {
+    let origin = Origin::start();
+    let gateway = Gateway::start(ONE, &plain(origin.address, ""));
+    let heads = [
+        "content-length: 4\r\n\r\nabc",
+        "content-length: 4\r\n\r\nabc",
+        "transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
+    ];
+    let ends = ["d", "d", "1\r\nd\r\n0\r\n\r\n"];
+    let mut uploads: Vec<WebConnection> = Vec::new();
+    for head in heads {
+        let before = origin.requests();
+        let mut open = gateway.open();
+        open.send(format!("POST /hold/1 HTTP/1.1\r\nhost: t\r\n{head}").as_bytes()).expect("sent");
+        eventually("the upstream has the head", || (origin.requests() > before).then_some(()));
+        uploads.push(open);
+    }
+    eventually("places are given back", || (gateway.get("/x").status == 200).then_some(()));
+    for (waiting, (upload, end)) in uploads.iter_mut().zip(ends).enumerate() {
+        upload.send(end.as_bytes()).expect("sent");
+        let state = || gateway.overload();
+        eventually("the first to be at the upstream, the others to wait", || {
+            (state().in_flight == 1 && state().waiting as usize == waiting).then_some(())
+        });
+    }
+    assert_eq!(gateway.get("/x").status, 503, "new requests go after those that had a place");
+    assert_eq!(gateway.get("/critical").status, 200, "the reserve is for critical requests");
+    // One that leaves while it waits takes no place with it.
+    let last = uploads.pop();
+    drop(last);
+    for left in [1, 0] {
+        origin.release(1);
+        assert_eq!(uploads.remove(0).response().expect("an answer").status, 200);
+        eventually("the next to go on", || (gateway.overload().in_flight == left).then_some(()));
+    }
+    eventually("the place to be free", || (gateway.get("/x").status == 200).then_some(()));
+}
+
 #[test]
 fn tunnels_and_streams_hold_no_place() {
     let asked = b"GET /s HTTP/1.1\r\nhost: t\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";

@@ -46,6 +46,17 @@ pub struct Ticket {
     pub(super) weight: u16,
     /// Whether it would have been shed but for the shadow mode.
     pub(super) is_shadowed: bool,
+    /// Whether it may use the reserve: within a guarantee, or critical.
+    pub(super) is_patient: bool,
+}
+
+impl Ticket {
+    /// Returns whether the request may use the reserve, for [`Gate::try_enter_again`](crate::Gate::try_enter_again).
+    #[must_use]
+    #[inline]
+    pub const fn is_patient(&self) -> bool {
+        self.is_patient
+    }
 }
 
 /// Answer to a request that arrives.

@@ -7,7 +7,7 @@
 
 use super::control::{first_bounds, room_size, unknown_latency};
 use super::lock;
-use crate::room::{Rank, Room};
+use crate::room::Room;
 use crate::samples::BUCKETS;
 use crate::striped::{Counts, Own, Padded, PerThread, Read};
 use crate::threshold::DEMAND_BUCKETS;
@@ -113,10 +113,10 @@ impl<W> Places<W> {
         bounds.kept.store((limit / KEPT_PART).max(1), Ordering::Relaxed);
     }
 
-    /// Returns the limit for requests of this rank.
+    /// Returns the limit for requests that may use the reserve, or may not.
     #[inline]
-    fn limit_for(&self, rank: Rank) -> u32 {
-        match rank.is_patient() {
+    fn limit_for(&self, is_patient: bool) -> u32 {
+        match is_patient {
             true => self.bounds.0.limit_with_reserve.load(Ordering::Relaxed),
             false => self.bounds.0.limit.load(Ordering::Relaxed),
         }
@@ -132,7 +132,7 @@ impl<W> Places<W> {
 
     /// Sets the number of requests that wait.
     pub(super) fn set_waiting(&self, room: &Room<W>) {
-        self.bounds.0.waiting.store(u32::try_from(room.len()).unwrap_or(u32::MAX), Ordering::SeqCst);
+        self.bounds.0.waiting.store(u32::try_from(room.waiting()).unwrap_or(u32::MAX), Ordering::SeqCst);
     }
 
     /// Returns the number of requests in flight.
@@ -144,8 +144,8 @@ impl<W> Places<W> {
 
     /// Takes a place in flight, if one is free.
     #[inline]
-    pub(super) fn take(&self, own: &Own<'_, ThreadPlaces>, rank: Rank) -> bool {
-        let limit = self.limit_for(rank);
+    pub(super) fn take(&self, own: &Own<'_, ThreadPlaces>, is_patient: bool) -> bool {
+        let limit = self.limit_for(is_patient);
         // More are taken than the limit allows after it has fallen.
         (self.taken.0.load(Ordering::Relaxed) <= limit && own.value.take_kept()) || self.take_free(limit)
     }
@@ -187,10 +187,11 @@ impl<W> Places<W> {
 
     /// Takes a place in flight whether or not one is free. Returns whether there was one, or one to wait for, not counting
     /// requests that would have been shed.
-    pub(super) fn take_beyond(&self, own: &Own<'_, ThreadPlaces>, rank: Rank) -> bool {
+    pub(super) fn take_beyond(&self, own: &Own<'_, ThreadPlaces>, is_patient: bool) -> bool {
         self.take_any(own);
         let counted = self.in_flight().saturating_sub(self.shadowed_in_flight.load(Ordering::Relaxed));
-        let most = self.limit_for(rank).saturating_add(self.bounds.0.could_wait.load(Ordering::Relaxed));
+        let most =
+            self.limit_for(is_patient).saturating_add(self.bounds.0.could_wait.load(Ordering::Relaxed));
         counted <= most
     }
 

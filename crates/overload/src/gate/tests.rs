@@ -281,6 +281,44 @@ fn places_that_a_thread_keeps_are_free_for_all() {
     assert_eq!((gate.state(now).in_flight, fill(&gate, now).len(), gate.state(now).in_flight), (0, 2, 2));
 }
 
+/// Requests that gave their places back come back one after the other, before new ones, and leave the reserve to requests that
+/// may use it.
+#[test]
+fn requests_that_need_their_places_again_go_first_and_keep_the_limit() {
+    let now = Timestamp::from_secs(1);
+    let gate = Gate::<u32>::new(&fixed(2, 2.0));
+    let entry = |priority| gate.enter(now, &Arrival::new(priority, 7), GateMode::Live);
+    let again = |is_patient| gate.try_enter_again(is_patient, || now);
+    let mut open = fill(&gate, now);
+    let Entry::Full(new) = entry(Priority::Normal) else { panic!("all places are taken") };
+    assert!(matches!(gate.wait(now, new, 1), Waited::Until(..)));
+    assert!(again(false).is_none(), "no place is free");
+    [2, 3].into_iter().for_each(|waiter| gate.wait_again(false, waiter));
+    assert!(gate.admit_waiting(now).is_empty());
+    assert_eq!(gate.waiting(), 3);
+
+    let Entry::Admitted(critical) = entry(Priority::Critical) else { panic!("the reserve is free") };
+    assert!(critical.is_patient() && !open[0].is_patient());
+    assert!(matches!(entry(Priority::Critical), Entry::Full(_)), "the reserve is one place");
+    gate.wait_again(true, 4);
+    let mut next = |ticket| {
+        let admitted = gate.leave(ticket, now, Ended::Completed);
+        let waiters: Vec<u32> = admitted.iter().map(|(waiter, _)| *waiter).collect();
+        open.extend(admitted.into_iter().map(|(_, ticket)| ticket));
+        (waiters, open.remove(0))
+    };
+    let (waiters, ticket) = next(critical);
+    assert_eq!(waiters, [4], "one that may use the reserve");
+    let (waiters, ticket) = next(ticket);
+    assert!(waiters.is_empty(), "two are in flight beside the reserve: {waiters:?}");
+    let (waiters, ticket) = next(ticket);
+    assert_eq!(waiters, [2], "before the new one");
+    let (waiters, ticket) = next(ticket);
+    assert_eq!(waiters, [3]);
+    let (waiters, _) = next(ticket);
+    assert_eq!((waiters, gate.waiting()), (vec![1], 0));
+}
+
 /// A metric by priority that was sampled would be wrong.
 #[test]
 fn all_requests_are_counted_where_few_are_measured() {
