@@ -16,7 +16,7 @@ use crate::route::Route;
 use crate::upstream::{Failure, Received};
 use bytes::Bytes;
 use http::StatusCode;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, UPGRADE, WWW_AUTHENTICATE};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, RETRY_AFTER, UPGRADE, WWW_AUTHENTICATE};
 use http_body::Body;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -185,6 +185,10 @@ impl<S: CounterStore + 'static> Record<S> {
         self.put_own(&mut own, Some(problem::MEDIA_TYPE));
         if *status == StatusCode::UNAUTHORIZED {
             own.put(&WWW_AUTHENTICATE, b"Bearer");
+        }
+        // What is missing here is capacity, for a moment.
+        if *status == StatusCode::SERVICE_UNAVAILABLE {
+            own.put(&RETRY_AFTER, b"1");
         }
         if let Some((state, facts, now)) = facts {
             state.responses.write(facts, now, &mut own);

@@ -376,7 +376,7 @@ mod tests {
     fn binary_keys_differ_from_the_text_of_their_digits() {
         let key = |bytes: &'static [u8]| {
             let key = Key::from_bytes(bytes);
-            key.parts().iter().map(ToString::to_string).collect::<Vec<_>>()
+            key.parts(false).iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         assert_eq!(key(b"ff"), ["ff"]);
         assert_eq!(key(b"\xff"), ["ff", "hex"]);
