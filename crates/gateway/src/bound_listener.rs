@@ -191,6 +191,7 @@ fn bounds(callers: &ClientLimits) -> (Settings, h2::H2Settings) {
     let h2 = h2::H2Settings {
         streams: callers.streams,
         header_bytes: u32::try_from(callers.header_bytes.0).unwrap_or(u32::MAX),
+        target_bytes: size(callers.target_bytes),
         idle_timeout: callers.idle_timeout.0,
         body_timeout: callers.body_timeout.0,
     };

@@ -41,6 +41,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) struct H2Settings {
     pub(crate) streams: u32,
     pub(crate) header_bytes: u32,
+    pub(crate) target_bytes: usize,
     pub(crate) idle_timeout: Duration,
     pub(crate) body_timeout: Duration,
 }
@@ -62,7 +63,7 @@ pub(crate) async fn serve<F, Fut>(
 {
     let activity = Activity::new(Arc::clone(connection));
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
-        let handled = match check(&request) {
+        let handled = match check(&request, settings.target_bytes) {
             Err(error) => {
                 let (status, detail) = (error.status(), error.to_string());
                 refused(status, &detail);
@@ -106,7 +107,11 @@ pub(crate) async fn serve<F, Fut>(
     let connection = builder.serve_connection(TokioIo::new(PrefixedStream { first, io }), service);
     let mut connection = pin!(connection);
     let mut begun = pin!(drain.begun());
-    let mut is_closing = false;
+    // A connection whose first bytes came after draining had begun hears of it here, and no more by the notice.
+    let mut is_closing = drain.has_begun();
+    if is_closing {
+        connection.as_mut().graceful_shutdown();
+    }
     let mut next_check = Instant::now() + settings.idle_timeout;
     loop {
         tokio::select! {
@@ -166,9 +171,16 @@ fn problem(status: StatusCode, detail: &str) -> Response<ProxiedBody> {
 }
 
 /// Rejects heads with conflicting hosts or a hidden path; framing cannot be ambiguous in HTTP/2.
-fn check(request: &Request<hyper::body::Incoming>) -> Result<(), HeadError> {
+fn check(request: &Request<hyper::body::Incoming>, target_bytes: usize) -> Result<(), HeadError> {
     if request.method() == Method::CONNECT {
         return Err(HeadError::Method);
+    }
+    let target = request.uri().path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
+    if target.len() > target_bytes {
+        return Err(HeadError::TargetTooLong);
+    }
+    if !target.starts_with('/') && (target != "*" || request.method() != Method::OPTIONS) {
+        return Err(HeadError::Target);
     }
     head::check_path(request.uri().path())?;
     let mut hosts = request.headers().get_all(HOST).iter();
@@ -187,6 +199,11 @@ fn check(request: &Request<hyper::body::Incoming>) -> Result<(), HeadError> {
     }
     Ok(())
 }
+
+/// Bytes of one response that an upstream may send before its client takes them, and of all on a connection. Clients that do
+/// not read would stall the responses to all others if a few of them filled the connection's window.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 256 << 20;
 
 /// The HTTP/2 connection of a backend, shared by all requests.
 #[derive(Default)]
@@ -222,23 +239,27 @@ impl SharedConnection {
         if let Some(current) = self.current() {
             return Ok(current);
         }
-        // One of the waiting requests opens it for all.
-        let _turn = self.opening.lock().await;
+        // One of the waiting requests opens it for all. They do not wait for one attempt after the other: each has its own
+        // deadline.
+        let deadline = Instant::now() + backend.connect_timeout();
+        let timed_out = || ConnectError::Timeout(backend.address.clone());
+        let _turn = tokio::time::timeout_at(deadline, self.opening.lock()).await.map_err(|_| timed_out())?;
         if let Some(current) = self.current() {
             return Ok(current);
         }
-        let deadline = Instant::now() + backend.connect_timeout();
         let io = backend.open(deadline).await?;
         let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
         builder
             .timer(TokioTimer::new())
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
             .keep_alive_interval(Duration::from_secs(20))
             .keep_alive_timeout(Duration::from_secs(10));
         let io = TokioIo::new(PrefixedStream { first: BytesMut::new(), io });
         let refused = |error: std::io::Error| ConnectError::Refused(backend.address.clone(), error);
         let (send, connection) = tokio::time::timeout_at(deadline, builder.handshake(io))
             .await
-            .map_err(|_| ConnectError::Timeout(backend.address.clone()))?
+            .map_err(|_| timed_out())?
             .map_err(|error| refused(std::io::Error::other(error)))?;
         tokio::spawn(async move {
             // Requests on it receive its errors themselves.

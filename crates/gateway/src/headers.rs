@@ -16,6 +16,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use tollgate_http::h1::head::are_values;
 use tollgate_http::headers::{HeaderAppend, HeaderLookup, HeaderSink};
+use tollgate_http::identity::is_forwarded;
 use tollgate_http::traceparent::TRACEPARENT;
 
 /// The peer of a client connection.
@@ -132,7 +133,10 @@ pub(crate) fn write_upstream_headers<A: HeaderAppend + ?Sized>(
             // The peer's address is appended as the last of the list.
             Some(ForwardedKind::For) if forward != ForwardedHeader::Forwarded => extend(&mut lists[0], value),
             Some(ForwardedKind::Forwarded) if forward != ForwardedHeader::XForwarded => {
-                extend(&mut lists[1], value);
+                // What is appended to a malformed one could be taken for a part of its last element.
+                if is_forwarded(value) {
+                    extend(&mut lists[1], value);
+                }
             }
             other => {
                 has_proto |= other == Some(ForwardedKind::Proto);

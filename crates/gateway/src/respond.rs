@@ -127,13 +127,13 @@ impl<S: CounterStore + 'static> Record<S> {
                         body: ProxiedBody::local(Bytes::new()),
                     };
                 }
-                let length = stated_length(&fields);
+                let length = stated_length(status, &fields);
                 let body = UpstreamBody::new(connection, in_flight, (end, &head), pumping, idle);
                 (length, ResponseSource::H1(body))
             }
             Received::H2 { response, in_flight } => {
                 headers::write_client_headers(response.headers(), &mut own);
-                let length = stated_length(response.headers());
+                let length = stated_length(status, response.headers());
                 let body = StreamBody::new(response.into_body(), idle);
                 (length, ResponseSource::H2 { body, _in_flight: in_flight })
             }
@@ -212,7 +212,11 @@ impl<S: CounterStore + 'static> Record<S> {
 }
 
 /// Returns the declared length; the parser admits only numbers.
-fn stated_length(fields: &impl HeaderLookup) -> Option<u64> {
+/// Returns the length that an upstream states of a body. A 204 has none, and clients may take a stated one for an error.
+fn stated_length(status: StatusCode, fields: &impl HeaderLookup) -> Option<u64> {
+    if status == StatusCode::NO_CONTENT {
+        return None;
+    }
     std::str::from_utf8(fields.first(&CONTENT_LENGTH)?).ok()?.parse().ok()
 }
 

@@ -43,9 +43,16 @@ fn strip<'t>(paths: PathRules, target: &'t str, prefix: &str) -> Option<&'t str>
     let canonical = |segment: &str| paths.canonical(segment).ok().map(Cow::into_owned);
     let mut end = 0;
     for known in segments(prefix) {
-        let start = end + path[end..].find(|c| c != '/')?;
-        end = path[start..].find('/').map_or(path.len(), |slash| start + slash);
-        if !known.starts_with('{') && canonical(&path[start..end])? != canonical(known)? {
+        let segment = loop {
+            let start = end + path[end..].find(|c| c != '/')?;
+            end = path[start..].find('/').map_or(path.len(), |slash| start + slash);
+            let segment = canonical(&path[start..end])?;
+            // Parameters alone (`/;x/`) are an empty segment.
+            if !segment.is_empty() {
+                break segment;
+            }
+        };
+        if !known.starts_with('{') && segment != canonical(known)? {
             return None;
         }
     }

@@ -68,6 +68,13 @@ impl<B> TrackedBody<B> {
     }
 }
 
+impl<B> TrackedBody<B> {
+    /// Returns the body of a request that was not sent.
+    pub(crate) fn into_inner(mut self) -> Option<B> {
+        self.body.take()
+    }
+}
+
 impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Body for TrackedBody<B> {
     type Data = Bytes;
     type Error = BodyError;

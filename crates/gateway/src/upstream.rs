@@ -124,6 +124,8 @@ pub(crate) enum AttemptError {
     NoResponse(Failure),
     /// An idle connection turned out to be closed; not a failure of the backend.
     Stale(Failure),
+    /// The connection closed before the request was sent; not a failure of the backend. The request's body is there.
+    Unsent(Failure),
     /// The connection limit is reached. Nothing was sent; not a failure of the backend.
     Full(Failure),
     Failed(Failure),
@@ -162,6 +164,13 @@ pub(crate) async fn send<H: WriteFields>(
                 }
                 stale += 1;
                 wanted = ConnectionPreference::New;
+                continue;
+            }
+            Err(AttemptError::Unsent(failure)) => {
+                if stale == STALE {
+                    return Err(failure.of(backend));
+                }
+                stale += 1;
                 continue;
             }
             Err(AttemptError::Failed(failure)) => {
@@ -326,12 +335,19 @@ async fn attempt_h2<H: WriteFields>(
     };
     let answered = tokio::select! {
         biased;
-        answered = streams.send.send_request(request) => Some(answered),
+        answered = streams.send.try_send_request(request) => Some(answered),
         () = late => None,
     };
     match answered {
         Some(Ok(response)) => Ok(AttemptResult::H2(response)),
-        Some(Err(error)) => {
+        Some(Err(mut unsent)) => {
+            if let Some(request) = unsent.take_message() {
+                *body = request.into_body().into_inner();
+                backend.streams.discard(&streams);
+                let failure = Failure::new(StatusCode::BAD_GATEWAY, "the upstream closes its connections");
+                return Err(AttemptError::Unsent(failure));
+            }
+            let error = unsent.into_error();
             let from_client =
                 std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<BodyError>());
             if let Some(error) = from_client {
@@ -387,7 +403,7 @@ pub(crate) async fn probe(pool: &Pool, at: usize, path: &str, timeout: Duration)
     match attempt {
         Ok(AttemptResult::H1(_, _, _, head)) => Some(head.status.as_u16() < 400),
         Ok(AttemptResult::H2(response)) => Some(response.status().as_u16() < 400),
-        Err(AttemptError::Full(_)) => None,
+        Err(AttemptError::Full(_) | AttemptError::Unsent(_)) => None,
         Err(AttemptError::NoResponse(_) | AttemptError::Stale(_) | AttemptError::Failed(_)) => Some(false),
     }
 }

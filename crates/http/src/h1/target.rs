@@ -48,6 +48,10 @@ pub(super) fn absolute_target(target: &str, method: &Method) -> Result<Uri, Head
     if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
         return Err(HeadError::Target);
     }
+    // A query without a path would be sent on as it is, and is no target then.
+    if !asterisk && !uri.path_and_query().is_none_or(|target| target.as_str().starts_with('/')) {
+        return Err(HeadError::Target);
+    }
     check_path(uri.path())?;
     Ok(uri)
 }

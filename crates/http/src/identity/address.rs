@@ -108,34 +108,62 @@ fn parse(text: &str) -> Option<IpAddr> {
     address.map(|address| address.to_canonical())
 }
 
-/// Returns the `for` address of each element of a `Forwarded` field, in order; `None` if it is missing or malformed.
+/// Returns whether a `Forwarded` field is well-formed: what is appended to it begins a new element.
+#[must_use]
+pub fn is_forwarded(line: &[u8]) -> bool {
+    std::str::from_utf8(line).is_ok_and(|line| forwarded(line).is_some())
+}
+
+/// Returns the `for` address of each element of a `Forwarded` field, in order; `None` if it is missing or malformed. A
+/// malformed field is one hop that cannot be read: a client could open a quote in which what its proxy appends would end.
 fn forwarded_for(line: &str) -> Vec<Option<IpAddr>> {
-    let mut hops = Vec::new();
-    for element in split_outside_quotes(line, b',') {
-        let mut found = None;
-        for pair in split_outside_quotes(element, b';') {
-            let Some((name, value)) = pair.split_once('=') else { continue };
-            if name.trim().eq_ignore_ascii_case("for") && found.is_none() {
-                let value = value.trim();
-                let value = value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(value);
+    forwarded(line).unwrap_or_else(|| vec![None])
+}
+
+/// Reads a `Forwarded` field: elements of `name=value` pairs, whose values are tokens or whole quoted strings. `None` if it is
+/// malformed.
+fn forwarded(line: &str) -> Option<Vec<Option<IpAddr>>> {
+    let (mut hops, mut found, mut has_for) = (Vec::new(), None, false);
+    let mut rest = line;
+    loop {
+        let (name, after) = rest.split_at(rest.find(['=', ';', ',', '"']).unwrap_or(rest.len()));
+        rest = after;
+        if let Some(given) = rest.strip_prefix('=') {
+            let given = given.trim_start_matches([' ', '\t']);
+            let value;
+            (value, rest) = match given.strip_prefix('"') {
+                Some(quoted) => {
+                    let end = closing_quote(quoted)?;
+                    (&quoted[..end], quoted[end + 1..].trim_start_matches([' ', '\t']))
+                }
+                None => given.split_at(given.find([';', ',', '"']).unwrap_or(given.len())),
+            };
+            if name.trim().eq_ignore_ascii_case("for") && !std::mem::replace(&mut has_for, true) {
                 found = parse(value);
             }
         }
-        hops.push(found);
+        let separator = rest.bytes().next();
+        match separator {
+            Some(b';') => {}
+            Some(b',') | None => {
+                hops.push(found.take());
+                has_for = false;
+            }
+            Some(_) => return None,
+        }
+        if separator.is_none() {
+            return Some(hops);
+        }
+        rest = &rest[1..];
     }
-    hops
 }
 
-/// Splits `line` at the separators outside of quotes.
-fn split_outside_quotes(line: &str, separator: u8) -> impl Iterator<Item = &str> {
-    let (mut quoted, mut escaped) = (false, false);
-    line.split(move |char: char| {
-        match char {
-            _ if escaped => escaped = false,
-            '\\' if quoted => escaped = true,
-            '"' => quoted = !quoted,
-            _ => return !quoted && char == separator as char,
-        }
-        false
+/// Returns where a quoted string ends.
+fn closing_quote(text: &str) -> Option<usize> {
+    let mut is_escaped = false;
+    text.bytes().position(|byte| {
+        let is_end = byte == b'"' && !is_escaped;
+        is_escaped = byte == b'\\' && !is_escaped;
+        is_end
     })
 }

@@ -15,8 +15,6 @@ use http::header::{AUTHORIZATION, HeaderName};
 use ring::digest;
 use std::borrow::Cow;
 
-/// Maximum length of an attribute value in bytes; longer values are replaced by their hash.
-const MAX_VALUE: usize = 256;
 /// Maximum length of an API key in bytes, the same as in a quota; longer keys are replaced by their hash.
 const MAX_KEY: usize = 512;
 
@@ -99,9 +97,4 @@ fn hashed(value: &[u8]) -> String {
     crate::hex::put(&mut text, &digest::digest(&digest::SHA256, value).as_ref()[..16]);
     // Hexadecimal digits are ASCII.
     String::from_utf8(text).unwrap_or_default()
-}
-
-/// Returns the value, or its hash if it is too long for a counter key.
-pub(super) fn bounded(value: Cow<'_, str>) -> Cow<'_, str> {
-    if value.len() <= MAX_VALUE { value } else { Cow::Owned(hashed(value.as_bytes())) }
 }

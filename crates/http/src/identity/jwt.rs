@@ -13,6 +13,7 @@ use super::jwks::JwkSet;
 use super::verified_cache::{Validity, Values, VerifiedJwts};
 use super::{AmbiguousIdentity, ResolvedCaller};
 use crate::headers::HeaderLookup;
+use crate::value;
 use arc_swap::ArcSwap;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -206,7 +207,7 @@ impl JwtVerifier {
 
     fn values(&self, claims: &Map<String, Value>) -> Values {
         let text = |claim: &String| match claims.get(claim)? {
-            Value::String(text) => Some(api_key::bounded(text.into()).into_owned()),
+            Value::String(text) => Some(value::bounded(text.into()).into_owned()),
             Value::Number(number) => Some(number.to_string()),
             Value::Bool(flag) => Some(flag.to_string()),
             _ => None,

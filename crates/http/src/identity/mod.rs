@@ -46,6 +46,7 @@ mod path;
 mod secret_leak;
 mod verified_cache;
 
+pub use address::is_forwarded;
 pub use claims::{Claim, claim};
 pub use config::{
     ApiKeyConfig, ForwardedBy, IdentityConfig, IdentityConfigError, JwtConfig, Network, OriginalRequest,
@@ -57,6 +58,7 @@ pub use path::{PathError, PathRules};
 
 use crate::h1::head;
 use crate::headers::HeaderLookup;
+use crate::value;
 use address::Address;
 use api_key::ApiKeyReader;
 use endpoints::EndpointMatcher;
@@ -223,7 +225,7 @@ impl<'r> ResolvedCaller<'r> {
 
     fn add(&mut self, name: &'r str, value: impl Into<Cow<'r, str>>) {
         if self.get(name).is_none() {
-            self.pairs.push((name, api_key::bounded(value.into())));
+            self.pairs.push((name, value::bounded(value.into())));
         }
     }
 }
@@ -499,12 +501,20 @@ fn one_value<'r>(
     headers: &'r impl HeaderLookup,
     name: &HeaderName,
 ) -> Result<Option<&'r [u8]>, AmbiguousIdentity> {
-    let mut all = headers.all(name);
+    // HTTP/1 values come without the spaces around them, those of HTTP/2 may not: upstreams read both alike.
+    let mut all = headers.all(name).map(trimmed);
     let first = all.next();
     match all.all(|other| Some(other) == first) {
         true => Ok(first),
         false => Err(AmbiguousIdentity::Twice(name.clone())),
     }
+}
+
+fn trimmed(value: &[u8]) -> &[u8] {
+    let is_outer = |byte: &u8| matches!(byte, b' ' | b'\t');
+    let start = value.iter().position(|byte| !is_outer(byte)).unwrap_or(value.len());
+    let end = value.iter().rposition(|byte| !is_outer(byte)).map_or(start, |last| last + 1);
+    &value[start..end]
 }
 
 /// A part of a request that a proxy describes.

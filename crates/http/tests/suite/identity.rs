@@ -321,7 +321,50 @@ fn headers_become_attributes_as_mapped() {
     assert!(has(&read(&resolver, "127.0.0.1", "GET", "/", &lines), "tier", "gold"));
     let long = "x".repeat(10_000);
     let found = one(&resolver, "192.0.2.1", "/", &[("user-agent", &long)], "agent").expect("still there");
-    assert!(found.len() < 64 && found.starts_with("sha256:"), "{found}");
+    assert!(found.len() <= 8_192 && found.starts_with("xxx") && found.ends_with("xxx"), "{found}");
+    // A rule with a pattern (`*bot*`) must match whatever else a client writes around it.
+    let around = format!("{0}bot{0}", "x".repeat(400));
+    assert_eq!(
+        one(&resolver, "192.0.2.1", "/", &[("user-agent", &around)], "agent").as_deref(),
+        Some(&*around)
+    );
+    // HTTP/2 carries spaces that HTTP/1 removes, and an upstream reads both alike.
+    for spaced in [" curl", "curl \t", "\t curl  "] {
+        let found = one(&resolver, "192.0.2.1", "/", &[("user-agent", spaced)], "agent");
+        assert_eq!(found.as_deref(), Some("curl"), "{spaced:?}");
+    }
+    let twice = [("user-agent", "curl"), ("user-agent", "curl ")];
+    assert_eq!(one(&resolver, "192.0.2.1", "/", &twice, "agent").as_deref(), Some("curl"));
+}
+
+/// A client opens a quote, and its proxy appends the client's address to the same line: the address would end in the quote.
+#[test]
+fn what_a_proxy_appends_to_a_malformed_forwarded_field_is_not_hidden() {
+    let resolver = resolver("{trusted: [127.0.0.1], forwarded: forwarded}");
+    let address = |line: &str| one(&resolver, "127.0.0.1", "/", &[("forwarded", line)], "remote_address");
+    let appended = [
+        "for=203.0.113.9",
+        "for=\"203.0.113.9\"",
+        "for=203.0.113.9;host=\"a.example\";proto=http",
+        "for=203.0.113.9;host=\"\"",
+    ];
+    let forged = [
+        "for=6.6.6.1;x=\"",
+        "for=6.6.6.1;x=\"a\\",
+        "for=6.6.6.1, for=\"",
+        "for=6.6.6.1;\"",
+        "for=\"6.6.6.1\"x=\"",
+        "for=6.6.6.1;x=a\"",
+    ];
+    for line in forged.iter().flat_map(|forged| appended.iter().map(move |more| format!("{forged}, {more}")))
+    {
+        assert_eq!(address(&line).as_deref(), Some("127.0.0.1"), "the proxy's own address: {line}");
+    }
+    for line in appended {
+        assert_eq!(address(line).as_deref(), Some("203.0.113.9"), "{line}");
+        let before = format!("for=6.6.6.1;x=\"a, \\\"b;\" ; y=, {line}");
+        assert_eq!(address(&before).as_deref(), Some("203.0.113.9"), "{before}");
+    }
 }
 
 /// A proxy checks a request other than its own; if its headers describe two, one of them is forged.
