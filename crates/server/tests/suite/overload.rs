@@ -1,6 +1,6 @@
 //! Overload over the protocols: the fleet's capacity answers 503 where a protocol can, and signals adapt limits.
 
-use crate::harness::Server;
+use crate::harness::{Server, WebConnection};
 use serde_json::json;
 use std::sync::Arc;
 use tollgate_core::{Clock, SystemClock};
@@ -273,4 +273,38 @@ overload:
         let refused = server.post("/v1/signals", &body);
         assert!(refused.status == 400 && refused.text().contains(wanted), "{body}: {}", refused.text());
     }
+}
+
+/// A caller that is denied below its usual limit is told that overload is the reason, whichever way it is asked for.
+#[test]
+fn denials_by_tightened_limits_say_so() {
+    let rules = "
+domain: d
+descriptors:
+  - {key: user, limit: 10/day, algorithm: fixed_window}
+  - {key: agent, limit: 1/day, algorithm: fixed_window}
+overload:
+  adapt: {signals: {queue_depth: 100}, order: [free], least: 20%}
+";
+    let identity = "identity: {headers: {agent: user-agent}, trusted_headers: {tier: x-tier}}\n";
+    let server = Server::start(&[rules], identity);
+    let said = "limits of tier free are at 80% because of overload";
+    let head = "GET /check HTTP/1.1\r\nhost: t\r\nx-forwarded-for: 192.0.2.1\r\nuser-agent: a\r\nx-tier: free\r\n\r\n";
+    let asked = || {
+        let mut connection = WebConnection::to(server.http).expect("a connection");
+        connection.send(head.as_bytes()).expect("sent");
+        connection.response().expect("a response")
+    };
+    assert_eq!(asked().status, 200);
+    let usual = asked();
+    assert_eq!((usual.status, usual.header("x-ratelimit-reason")), (429, None), "its own limit");
+    let answer = server.post("/v1/signals", &json!({"domain": "d", "signals": {"queue_depth": 150}}));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let tightened = asked();
+    assert_eq!((tightened.status, tightened.header("x-ratelimit-reason")), (429, Some(said)));
+    let client = redis::Client::open(format!("redis://{}/", server.resp)).expect("a URL");
+    let mut connection = client.get_connection().expect("a connection");
+    let words = ["d", "user", "u", "tier", "free", "COST", "9", "WITHREASON"];
+    let reply: redis::Value = redis::cmd("TG.CHECK").arg(&words).query(&mut connection).expect("a reply");
+    assert_eq!((limited(&reply), reason(&reply)), (1, Some(Some(said.to_owned()))));
 }
