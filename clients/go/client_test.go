@@ -273,6 +273,44 @@ func TestHedgedDenials(t *testing.T) {
 		same(t, "budget", client.hedges.budget.balance, int64(7_200))
 	})
 
+	t.Run("the p95 counts first requests that their hedges overtook", func(t *testing.T) {
+		responded := make(chan struct{})
+		quick, _ := serve(func(w http.ResponseWriter) {
+			allows(w)
+			w.(http.Flusher).Flush()
+			close(responded)
+		})
+		slow, _ := serve(func(w http.ResponseWriter) { <-responded; time.Sleep(20 * time.Millisecond); allows(w) })
+		client := newClient(t, Options{Servers: []string{slow, quick}, HedgeAfter: HedgeAtP95, Timeout: time.Minute})
+		same(t, "default", client.hedgeAfter(), 3*time.Millisecond)
+		// The call is the hundredth, with which the estimate is made.
+		for range 90 {
+			client.latency.record(time.Millisecond, false)
+		}
+		for range 9 {
+			client.latency.record(500*time.Millisecond, false)
+		}
+		same(t, "source", client.Limit(ctx, Key("k")).Source, "server")
+		client.Peek(ctx, Key("k"))
+		client.Close()
+		same(t, "recorded", client.latency.recorded.Load(), uint32(100))
+		same(t, "estimate", client.hedgeAfter(), 512*time.Millisecond)
+	})
+
+	t.Run("a fixed time to hedge after measures nothing", func(t *testing.T) {
+		server, _ := serve(allows)
+		client := newClient(t, Options{Servers: []string{server, server}, HedgeAfter: 2500 * time.Microsecond, Timeout: time.Minute})
+		same(t, "source", client.Limit(ctx, Key("k")).Source, "server")
+		client.Close()
+		same(t, "recorded", client.latency.recorded.Load(), uint32(0))
+		same(t, "time", client.hedgeAfter(), 2500*time.Microsecond)
+	})
+
+	t.Run("a time to hedge after that is none", func(t *testing.T) {
+		_, err := New("test", Options{HedgeAfter: -time.Millisecond})
+		same(t, "error", err.Error(), "tollgate: HedgeAfter is -1ms; write a time such as 3*time.Millisecond, or HedgeAtP95")
+	})
+
 	t.Run("a reservation that both servers return is not canceled", func(t *testing.T) {
 		responded, body := make(chan struct{}), strings.TrimSuffix(allowedBody, "}")+`,"reservation":"r"}`
 		quick, quickAsked := serve(func(w http.ResponseWriter) {
@@ -294,6 +332,33 @@ func TestHedgedDenials(t *testing.T) {
 		same(t, "order", client.failover.order(client.now()), []int{1, 0})
 		same(t, "budget", client.hedges.budget.balance, int64(10_000))
 	})
+}
+
+// Counts that goroutines lose or halve below zero would make the estimate jump.
+func TestLatencyP95OfManyGoroutines(t *testing.T) {
+	latency, total := newLatencyP95(), uint32(0)
+	var group sync.WaitGroup
+	for range 4 {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			for at := range 25_000 {
+				took := 2 * time.Millisecond
+				if at%20 < 2 {
+					took = 9 * time.Millisecond
+				}
+				latency.record(took, false)
+			}
+		}()
+	}
+	group.Wait()
+	same(t, "estimate", latency.get(), 9*time.Millisecond)
+	for at := range latency.counts {
+		total += latency.counts[at].Load()
+	}
+	if total >= 2*halveAt {
+		t.Errorf("%d are counted", total)
+	}
 }
 
 // faultyServer does one thing: cut, cut_body, hang, slow_body, or responds.

@@ -330,14 +330,14 @@ func TestHedging(t *testing.T) {
 		}
 	}
 	load(t, "hedging", &document)
-	same(t, "default", int64(hedgeAfterMs), document.After)
+	same(t, "default", hedgeAfterDefault.Milliseconds(), document.After)
 	for _, each := range document.Cases {
 		order := make([]int, len(each.Servers))
 		for at := range order {
 			order[at] = at
 		}
 		budget, verdicts := &hedgeBudget{budget: retryBudget{each.Budget}}, map[string]verdict{"allowed": verdictAllowed, "denied": verdictDenied}
-		state, events := newHedge(order, each.After, each.Deadline/int64(len(order)), budget), &hedgeEvents{}
+		state, events := newHedge(order, millis(each.After), millis(each.Deadline/int64(len(order))), budget), &hedgeEvents{}
 		timer, end := len(order), len(order)+1
 		sent, canceled, endedAt := [][2]int64{}, [][2]any{}, int64(-1)
 		send := func(server int, ok bool, now int64) {
@@ -348,7 +348,7 @@ func TestHedging(t *testing.T) {
 		}
 		first, ok := state.start()
 		send(first, ok, 0)
-		heap.Push(events, hedgeEvent{state.askNext, timer})
+		heap.Push(events, hedgeEvent{state.askNext.Milliseconds(), timer})
 		heap.Push(events, hedgeEvent{each.Deadline, end})
 		for events.Len() > 0 {
 			event := heap.Pop(events).(hedgeEvent)
@@ -365,7 +365,7 @@ func TestHedging(t *testing.T) {
 				next, ok := state.timer()
 				send(next, ok, event.at)
 				if state.askNext >= 0 {
-					heap.Push(events, hedgeEvent{state.askNext, timer})
+					heap.Push(events, hedgeEvent{state.askNext.Milliseconds(), timer})
 				}
 			case each.Servers[event.server].Answer == "fault":
 				next, ok := state.fault()
@@ -393,6 +393,36 @@ func TestHedging(t *testing.T) {
 		same(t, each.Name, int64(state.winner), optional(each.Expect.Winner))
 		same(t, each.Name, endedAt, each.Expect.At)
 		same(t, each.Name, canceled, each.Expect.Canceled)
+	}
+}
+
+func TestHedgeAfter(t *testing.T) {
+	var document struct {
+		Default int64 `json:"default_hedge_after_us"`
+		Cases   []struct {
+			Name  string
+			Steps []struct {
+				Latencies []int64 `json:"latencies_us"`
+				Times     int
+				Fault     bool
+				Expect    struct {
+					After int64 `json:"hedge_after_us"`
+				}
+			}
+		}
+	}
+	load(t, "hedge-after", &document)
+	same(t, "default", hedgeAfterDefault.Microseconds(), document.Default)
+	for _, each := range document.Cases {
+		latency := newLatencyP95()
+		for _, step := range each.Steps {
+			for range step.Times {
+				for _, micros := range step.Latencies {
+					latency.record(time.Duration(micros)*time.Microsecond, step.Fault)
+				}
+			}
+			same(t, each.Name, latency.get().Microseconds(), step.Expect.After)
+		}
 	}
 }
 

@@ -3,14 +3,16 @@ package tollgate
 import (
 	"slices"
 	"sync"
+	"time"
 )
 
 const (
 	cooldownMs     = 1_000
 	maxCooldownMs  = 30_000
-	hedgeAfterMs   = 3
 	denyCacheSize  = 10_000
 	denyCacheAgeMs = 300_000
+	// When a call is hedged until enough is measured.
+	hedgeAfterDefault = 3 * time.Millisecond
 )
 
 // deadlineOf returns the time for all attempts: never past the caller's own deadline, which may be noDeadline.
@@ -129,15 +131,15 @@ type hedge struct {
 	// last is the server asked last, timedOut one that has used its share of the deadline: a fault, although its answer
 	// still counts. -1 if there is none.
 	last, timedOut int
-	// askNext is when timer is due, in milliseconds since the start; negative if no further server is asked for being slow.
-	askNext int64
+	// askNext is when timer is due, since the start; negative if no further server is asked for being slow.
+	askNext time.Duration
 	// share is when failover asks the next server, whatever the budget: after the first one's share of the deadline.
-	share int64
+	share time.Duration
 	// budget is nil for a reservation that is not hedged.
 	budget *hedgeBudget
 }
 
-func newHedge(order []int, askNext, share int64, budget *hedgeBudget) *hedge {
+func newHedge(order []int, askNext, share time.Duration, budget *hedgeBudget) *hedge {
 	return &hedge{servers: order, winner: -1, denied: -1, last: -1, timedOut: -1, askNext: min(askNext, share), share: share, budget: budget}
 }
 

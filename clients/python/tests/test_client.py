@@ -232,6 +232,36 @@ class ClientTest(unittest.TestCase):
         client.reserve("k")
         self.assertEqual(hedges.balance, 7_200)
 
+    def test_the_p95_counts_first_requests_that_their_hedges_overtook(self):
+        quick = FaultyServer((200, ALLOWED))
+
+        def overtaken():
+            quick.responded.wait(60)
+            time.sleep(0.05)
+            return 200, ALLOWED
+
+        slow = FaultyServer(overtaken)
+        self.addCleanup(quick.stop)
+        self.addCleanup(slow.stop)
+        client = self.client([slow.url, quick.url], hedge_after_ms="p95", timeout_ms=60_000)
+        core = self.core(client)
+        self.assertEqual(core.hedge_after_ms, 3)
+        # Counted as the hundredth, so that the estimate is made.
+        for _ in range(90):
+            core.latency.record(1_000)
+        for _ in range(9):
+            core.latency.record(500_000)
+        self.assertEqual(client.limit("k").source, "server")
+        client.peek("k")
+        client.close()
+        self.assertEqual((core.latency.recorded, core.hedge_after_ms), (100, 512))
+
+    def test_a_fixed_time_to_hedge_after_measures_nothing(self):
+        client = self.client([self.server.url, self.server.url], hedge_after_ms=2.5)
+        self.assertTrue(client.limit(self.user()).allowed)
+        client.close()
+        self.assertEqual((self.core(client).latency.recorded, self.core(client).hedge_after_ms), (0, 2.5))
+
     def test_a_server_that_has_used_its_share_of_the_deadline_moves_back(self):
         quick, never, faults = FaultyServer((200, ALLOWED)), FaultyServer("hang"), []
         self.addCleanup(quick.stop)
@@ -264,6 +294,10 @@ class ClientTest(unittest.TestCase):
             (("http://x", ""), {}, "domain"),
             (("http://x", "d"), {"fail": "maybe"}, "'open' or 'closed'"),
             (("http://x", "d"), {"timeout_ms": 0}, "timeout_ms"),
+            (("http://x", "d"), {"hedge_after_ms": -1}, "milliseconds, such as 3, or 'p95'"),
+            (("http://x", "d"), {"hedge_after_ms": float("nan")}, "such as 3, or 'p95'"),
+            (("http://x", "d"), {"hedge_after_ms": "p99"}, "such as 3, or 'p95'"),
+            (("http://x", "d"), {"hedge_after_ms": True}, "such as 3, or 'p95'"),
         ]:
             with self.assertRaisesRegex((ValueError, TypeError), text):
                 Client(*arguments, **settings)

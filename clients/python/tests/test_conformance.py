@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import json
+import math
 import pathlib
 import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "src"))
 
-from tollgate import _answers, _deny_cache, _failover, _guard, _headers, _pacing
+from tollgate import _answers, _deny_cache, _failover, _guard, _headers, _latency, _pacing
 from tollgate._core import Checked, Core
 from tollgate.result import Result
 
@@ -146,6 +147,18 @@ class Conformance(unittest.TestCase):
             "budget": budget.balance,
             "timed_out": [] if hedge.timed_out is None else [hedge.timed_out],
         }
+
+    def test_hedge_after(self):
+        document = load("hedge-after")
+        self.assertEqual(document["default_hedge_after_us"], _latency.DEFAULT_US)
+        for case in document["cases"]:
+            latency = _latency.LatencyP95()
+            for step in case["steps"]:
+                with self.subTest(case["name"], step=step):
+                    for latency_us in step["latencies_us"] * step["times"]:
+                        latency.record(latency_us, is_fault=step.get("fault", False))
+                    expected = step["expect"]["hedge_after_us"]
+                    self.assertEqual((latency.estimate_us, latency.estimate_ms), (expected, math.ceil(expected / 1000)))
 
     def test_deny_cache(self):
         document = load("deny-cache")

@@ -12,6 +12,8 @@ import type { RetryBudget } from "./pace/retry.js";
 
 /** Timers, so that tests run in virtual time. */
 export interface Timers {
+  /** Milliseconds since any fixed point. */
+  now(): number;
   set(callback: () => void, ms: number): unknown;
   clear(timer: unknown): void;
 }
@@ -29,6 +31,8 @@ export interface HedgeSettings<A> {
   readonly verdict: (answer: A) => HedgeVerdict;
   /** Of all calls. Without it the next server is asked when failover would: after the first one's share of the deadline. */
   readonly budget: RetryBudget;
+  /** Called when the first request ends, in milliseconds: also if a hedge was faster, or without those the estimate would sink with every hedge. */
+  readonly measured: (latencyMs: number, ended: "answered" | "faulted") => void;
   /** Records that a server has used its share of the deadline. Its answer still counts. */
   readonly timeOut: (server: number) => void;
   /** Gives back the charge of an answer that came too late. */
@@ -84,13 +88,14 @@ export function hedge<A>(settings: HedgeSettings<A>): Promise<HedgeOutcome<A>> {
       }
     };
     const ask = (): void => {
-      const server = order[next];
+      const server = order[next], isFirst = next === 0, sentAt = timers.now();
       if (server === undefined) return;
       next += 1;
       underWay += 1;
       const done = settings.send(server).then(async (answer) => {
         underWay -= 1;
         const verdict = settings.verdict(answer);
+        if (isFirst) settings.measured(timers.now() - sentAt, verdict === "fault" ? "faulted" : "answered");
         if (!over) receive(server, answer, verdict);
         else if (verdict !== "fault") await settings.discard(server, answer, decided);
       });

@@ -9,6 +9,7 @@ import { hedge } from "../dist/esm/hedge.js";
 import { Ratelimit } from "../dist/esm/index.js";
 import { AdaptiveThrottle } from "../dist/esm/pace/adaptive-throttle.js";
 import { paceDelay, Pacer } from "../dist/esm/pace/pacer.js";
+import { DEFAULT_HEDGE_AFTER_US, LatencyP95 } from "../dist/esm/latency-p95.js";
 import { backoff, RetryBudget } from "../dist/esm/pace/retry.js";
 import { readSignals } from "../dist/esm/pace/signals.js";
 import { FakeServer, unusedPort } from "./servers.mjs";
@@ -142,13 +143,14 @@ describe("hedging", () => {
       const time = new VirtualTime(), budget = new RetryBudget();
       while (budget.withdraw());
       while (budget.balance < balance) budget.deposit();
-      const sent = [], canceled = [], timed_out = [];
+      const sent = [], canceled = [], timed_out = [], measured = [];
       let at = null;
       const outcome = hedge({
-        order: servers.map((_, index) => index), hedgeAfterMs: hedge_after_ms, deadlineMs: deadline_ms, timers: time,
+        order: servers.map((_, index) => index), hedgeAfterMs: hedge_after_ms, deadlineMs: deadline_ms,
+        timers: { now: () => time.now, set: time.set, clear: time.clear },
         send: async (server) => { sent.push([server, time.now]); await time.after(servers[server].after_ms); return servers[server]; },
         verdict: ({ answer }) => (["allowed", "denied", "fault"].includes(answer) ? answer : "failed"), budget,
-        timeOut: (server) => timed_out.push(server),
+        measured: (ms, ended) => measured.push([ms, ended]), timeOut: (server) => timed_out.push(server),
         discard: async (server, { reservation }) => { if (reservation !== undefined) canceled.push([server, reservation]); },
       });
       outcome.then(() => { at = time.now; });
@@ -157,6 +159,23 @@ describe("hedging", () => {
       await pending;
       const cacheable = confirmed && winner?.answer.answer === "denied";
       assert.deepEqual({ sent, winner: winner?.server ?? null, at_ms: at, canceled, cacheable, budget: budget.balance, timed_out }, expect);
+      // The first request is measured whatever became of its call.
+      assert.deepEqual(measured, [[servers[0].after_ms, servers[0].answer === "fault" ? "faulted" : "answered"]]);
+    });
+  }
+});
+
+describe("hedge after", () => {
+  const data = load("hedge-after");
+  it("has the default of the other clients", () => assert.equal(data.default_hedge_after_us, DEFAULT_HEDGE_AFTER_US));
+  for (const { name, steps } of data.cases) {
+    it(name, () => {
+      const latency = new LatencyP95();
+      for (const { latencies_us, times, fault, expect } of steps) {
+        for (let time = 0; time < times; time += 1) for (const us of latencies_us) latency.record(us, fault === true ? "faulted" : "answered");
+        assert.equal(latency.estimateUs, expect.hedge_after_us);
+        assert.equal(latency.estimateMs, Math.ceil(expect.hedge_after_us / 1_000));
+      }
     });
   }
 });

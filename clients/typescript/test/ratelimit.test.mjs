@@ -342,6 +342,31 @@ describe("two servers", () => {
     assert.deepEqual(faults, [[slow.url, "timeout"]]);
   });
 
+  it("hedges after the p95 that it has measured", async (t) => {
+    let afterMs = 1_000;
+    const slow = await FakeServer.start(async () => {
+      await new Promise((resolve) => setTimeout(resolve, afterMs));
+      return { status: 200, body: ALLOWED };
+    });
+    const quick = await FakeServer.start(() => ({ status: 200, body: ALLOWED }));
+    t.after(() => Promise.all([slow.close(), quick.close()]));
+    const client = new Ratelimit({ url: [slow.url, quick.url], domain: "shop", hedgeAfterMs: "p95", timeout: 120_000 });
+    // All are slow, so ten are hedged after the default. Those ten count although their hedges were faster.
+    const results = await Promise.all(Array.from({ length: 100 }, (_, call) => client.limit(`k${call}`)));
+    await Promise.all(results.map(({ pending }) => pending));
+    assert.deepEqual([slow.requests.length, quick.requests.length], [100, 10]);
+    // The p95 is a second or more, so that an answer which is later than the default needs no hedge.
+    afterMs = 20;
+    for (let call = 0; call < 20; call += 1) assert.equal((await client.limit(`q${call}`)).source, "server");
+    assert.deepEqual([slow.requests.length, quick.requests.length], [120, 10]);
+  });
+
+  it("rejects a time to hedge after that is none", () => {
+    for (const hedgeAfterMs of [-1, NaN, "p99", "3", null, true]) {
+      assert.throws(() => new Ratelimit({ url: "http://127.0.0.1:1", domain: "shop", hedgeAfterMs }), /invalid `hedgeAfterMs`.*write milliseconds, such as 3, or "p95"/);
+    }
+  });
+
   it("does not hedge unless it is asked to", async () => {
     proxy.mode = "slow";
     proxy.slowMs = 100;

@@ -7,6 +7,7 @@
 //! budget of retries: when all servers are slow, a second request for each call would make them slower.
 
 use crate::checks::{CheckReason, CheckResult};
+use crate::hedge_after::{Ended, HedgeAfter, LatencyP95};
 use crate::pace::RetryBudget;
 use crate::servers::{Order, attempt_time};
 use std::future::Future;
@@ -30,6 +31,35 @@ impl HedgeBudget {
     #[cfg(test)]
     pub(crate) fn balance(&self) -> u32 {
         self.lock().balance()
+    }
+}
+
+/// When the calls of one client are hedged, and how many of them.
+#[derive(Debug)]
+pub(crate) struct Hedging {
+    after: Option<HedgeAfter>,
+    pub(crate) latency: LatencyP95,
+    pub(crate) budget: HedgeBudget,
+}
+
+impl Hedging {
+    pub(crate) fn new(after: Option<HedgeAfter>) -> Self {
+        Self { after, latency: LatencyP95::default(), budget: HedgeBudget::default() }
+    }
+
+    /// Returns when to ask the next server; `None` without hedging.
+    pub(crate) fn after(&self) -> Option<Duration> {
+        Some(match self.after? {
+            HedgeAfter::Fixed(after) => after,
+            HedgeAfter::P95 => self.latency.get(),
+        })
+    }
+
+    /// Records how long the first request of a call took, if that decides when to hedge.
+    pub(crate) fn measured(&self, latency: Duration, ended: Ended) {
+        if self.after == Some(HedgeAfter::P95) {
+            self.latency.record(latency, ended);
+        }
     }
 }
 
@@ -78,6 +108,9 @@ pub(crate) trait Exchange: Clone + Send + Sync + 'static {
     /// Returns what an answer means for the other requests.
     fn verdict(answer: &Self::Answer) -> Verdict;
 
+    /// Records how long the first request took: also if it was slower than its hedge, or the caller has gone.
+    fn measured(&self, latency: Duration, ended: Ended);
+
     /// Records that a server has used its share of the deadline. Its answer is still awaited.
     fn time_out(&self, server: usize);
 
@@ -106,10 +139,21 @@ impl<X: Exchange> Drop for Answers<X> {
     }
 }
 
-fn start<X: Exchange>(exchange: &X, server: usize, sender: &UnboundedSender<Received<X>>) {
+/// The place of a request in its call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    First,
+    Later,
+}
+
+fn start<X: Exchange>(exchange: &X, server: usize, place: Place, sender: &UnboundedSender<Received<X>>) {
     let (exchange, sender) = (exchange.clone(), sender.clone());
     tokio::spawn(async move {
+        let began = Instant::now();
         let answer = exchange.ask(server).await;
+        if place == Place::First {
+            exchange.measured(began.elapsed(), if answer.is_ok() { Ended::Answered } else { Ended::Faulted });
+        }
         if let Err(unsent) = sender.send((server, answer))
             && let (server, Ok(answer)) = unsent.0
         {
@@ -135,7 +179,7 @@ pub(crate) async fn hedge<X: Exchange>(
     let mut answers = Answers { receiver, exchange };
     budget.lock().deposit();
     if let Some(server) = order.next() {
-        start(&answers.exchange, server, &sender);
+        start(&answers.exchange, server, Place::First, &sender);
         last = Some(server);
         under_way += 1;
     }
@@ -155,7 +199,7 @@ pub(crate) async fn hedge<X: Exchange>(
                     (Err(_), Some((first, denied))) => return Hedged::Unconfirmed(first, denied),
                     (Err(fault), None) => {
                         if let Some(server) = order.next() {
-                            start(&answers.exchange, server, &sender);
+                            start(&answers.exchange, server, Place::Later, &sender);
                             last = Some(server);
                             under_way += 1;
                         } else if under_way == 0 {
@@ -180,7 +224,7 @@ pub(crate) async fn hedge<X: Exchange>(
                     if let Some(slow) = last.filter(|_| !is_hedge) {
                         answers.exchange.time_out(slow);
                     }
-                    start(&answers.exchange, server, &sender);
+                    start(&answers.exchange, server, Place::Later, &sender);
                     under_way += 1;
                 }
             }
@@ -203,6 +247,7 @@ mod tests {
         sent: Arc<Mutex<Vec<Value>>>,
         canceled: Arc<Mutex<Vec<Value>>>,
         timed_out: Arc<Mutex<Vec<usize>>>,
+        measured: Arc<Mutex<Vec<(u64, Ended)>>>,
     }
 
     impl Exchange for Case {
@@ -223,6 +268,11 @@ mod tests {
                 Some("denied") => Verdict::Denied,
                 _ => Verdict::Failed,
             }
+        }
+
+        fn measured(&self, latency: Duration, ended: Ended) {
+            let millis = u64::try_from(latency.as_millis()).expect("a short time");
+            self.measured.lock().expect("a lock").push((millis, ended));
         }
 
         fn time_out(&self, server: usize) {
@@ -260,6 +310,7 @@ mod tests {
                 sent: Arc::default(),
                 canceled: Arc::default(),
                 timed_out: Arc::default(),
+                measured: Arc::default(),
             };
             let budget = budget_of(case["budget"].as_u64().expect("a balance"));
             let (after, deadline) = (millis("hedge_after_ms"), millis("deadline_ms"));
@@ -277,6 +328,11 @@ mod tests {
                 "budget": budget.balance(), "timed_out": *exchange.timed_out.lock().expect("a lock"),
             });
             assert_eq!(got, case["expect"], "{}", case["name"]);
+            // The first request is measured whatever became of its call.
+            let first = &exchange.servers[0];
+            let ended = if first["answer"] == "fault" { Ended::Faulted } else { Ended::Answered };
+            let took = first["after_ms"].as_u64().expect("a time");
+            assert_eq!(*exchange.measured.lock().expect("a lock"), [(took, ended)], "{}", case["name"]);
         }
     }
 
@@ -290,6 +346,7 @@ mod tests {
             sent: Arc::default(),
             canceled: Arc::default(),
             timed_out: Arc::default(),
+            measured: Arc::default(),
         };
         let budget = HedgeBudget::default();
         let (short, long) = (Duration::from_millis(3), Duration::from_millis(50));
@@ -297,5 +354,6 @@ mod tests {
         tokio::time::timeout(Duration::from_millis(10), asked).await.expect_err("the caller goes first");
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(*exchange.canceled.lock().expect("a lock"), [json!([0, "r0"])]);
+        assert_eq!(*exchange.measured.lock().expect("a lock"), [(20, Ended::Answered)]);
     }
 }

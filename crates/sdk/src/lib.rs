@@ -58,6 +58,8 @@ mod fail_policy;
 mod follow;
 #[cfg(any(feature = "remote", feature = "remote-http"))]
 mod hedge;
+#[cfg(any(feature = "remote", feature = "remote-http"))]
+mod hedge_after;
 #[cfg(feature = "tower")]
 mod host;
 #[cfg(any(feature = "control", feature = "remote-http"))]
@@ -98,6 +100,8 @@ pub use decider::{Decider, LayerDecision};
 pub use fail_policy::{FailPolicy, RemoteError};
 #[cfg(feature = "control")]
 pub use follow::{FollowConfig, FollowError, FollowStatus, Follower};
+#[cfg(any(feature = "remote", feature = "remote-http"))]
+pub use hedge_after::HedgeAfter;
 #[cfg(feature = "remote-http")]
 pub use http_remote::{HttpRemote, HttpRemoteConfig, HttpReservation, RequestHead};
 #[cfg(feature = "in-process")]

@@ -11,7 +11,7 @@ import ssl
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Any, Literal, Optional, Union
 from urllib.parse import quote
 
 from . import _answers
@@ -19,6 +19,7 @@ from ._answers import Fault
 from ._deny_cache import MAX_ENTRIES, MAX_KEY, DenyCache
 from ._failover import Failover, Hedge, attempt_ms, deadline_ms
 from ._http1 import Response, Server
+from ._latency import LatencyP95
 from ._pacing import RetryBudget
 from .result import Ended, Result
 
@@ -73,7 +74,7 @@ class Order:
     deadline_ms: int
     #: When a reservation asks its second server: after the first one's share of the deadline, or sooner if it is hedged.
     share_ms: int
-    hedge_after_ms: Optional[int]
+    hedge_after_ms: Optional[float]
     may_use_cache: bool
     may_fill_cache: bool
 
@@ -89,7 +90,7 @@ class Core:
         attribute: str = "api_key",
         timeout_ms: int = 50,
         fail: str = "open",
-        hedge_after_ms: Optional[int] = None,
+        hedge_after_ms: Union[float, Literal["p95"], None] = None,
         deny_cache: int = MAX_ENTRIES,
         token: Optional[str] = None,
         headers: Optional[Mapping[str, str]] = None,
@@ -107,6 +108,8 @@ class Core:
             raise ValueError(f"fail={fail!r} is unknown; write 'open' or 'closed'")
         if timeout_ms <= 0:
             raise ValueError("timeout_ms is not positive; write milliseconds, such as 50")
+        if hedge_after_ms not in (None, "p95") and not _is_time(hedge_after_ms):
+            raise ValueError(f"hedge_after_ms={hedge_after_ms!r} is no time; write milliseconds, such as 3, or 'p95'")
         self.servers = [
             Server.parse(each, token=token, headers=headers or {}, context=ssl_context) for each in self.urls
         ]
@@ -117,13 +120,19 @@ class Core:
         self.attribute = attribute
         self.timeout_ms = timeout_ms
         self.is_open = fail == "open"
-        self.hedge_after_ms = hedge_after_ms
+        self._hedge_after_ms = hedge_after_ms
+        self.latency = LatencyP95()
         self.cache = DenyCache(deny_cache)
         self.failover = Failover(len(self.servers))
         # Without a lock, which a fork could leave locked: two threads at once are granted one hedge too many at worst.
         self.hedges = RetryBudget()
         self._on_fault = on_fault
         self._domain_json = json.dumps(domain)
+
+    @property
+    def hedge_after_ms(self) -> Optional[float]:
+        """When the next server is asked; ``None`` without hedging."""
+        return self.latency.estimate_ms if self._hedge_after_ms == "p95" else self._hedge_after_ms
 
     def order(
         self,
@@ -151,7 +160,8 @@ class Core:
             may_cache = False
         else:
             part = _attributes(subject)
-        is_hedged = self.hedge_after_ms is not None and len(self.servers) > 1 and cost > 0
+        hedge_after_ms = self.hedge_after_ms
+        is_hedged = hedge_after_ms is not None and len(self.servers) > 1 and cost > 0
         text = f'{{"domain":{self._domain_json},{part}'
         if cost != 1:
             text += f',"cost":{cost}'
@@ -169,7 +179,7 @@ class Core:
             cost=cost,
             deadline_ms=deadline,
             share_ms=deadline // len(self.servers),
-            hedge_after_ms=self.hedge_after_ms if is_hedged else None,
+            hedge_after_ms=hedge_after_ms if is_hedged else None,
             may_use_cache=may_cache and idempotency_key is None,
             may_fill_cache=may_cache and len(part) <= MAX_KEY,
         )
@@ -206,6 +216,15 @@ class Core:
         if order.hedge_after_ms is None:
             return Hedge(servers, order.share_ms, order.share_ms)
         return Hedge(servers, min(order.hedge_after_ms, order.share_ms), order.share_ms, self.hedges)
+
+    def measured(self, hedge: Hedge, server: int, sent_ns: int, outcome: Union[Checked, Fault]) -> None:
+        """Records how long the first request of a call took, if that decides when to hedge.
+
+        Also if a hedge was faster: without the slow ones the estimate would sink with every hedge.
+        """
+        if self._hedge_after_ms == "p95" and hedge.budget is not None and server == hedge.order[0]:
+            latency_us = (time.monotonic_ns() - sent_ns) // 1_000
+            self.latency.record(latency_us, is_fault=isinstance(outcome, Fault))
 
     def ask_next(self, hedge: Hedge) -> Optional[int]:
         """Returns the server to ask because the first one is slow."""
@@ -263,6 +282,10 @@ class Core:
     def reset_path(self, api_key: str) -> str:
         """Returns the admin API's path that resets a caller's usage."""
         return f"/admin/v1/usage/{quote(api_key, safe='')}/reset?domain={quote(self.domain, safe='')}"
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
 
 
 def _attributes(attributes: Mapping[str, Any]) -> str:

@@ -63,7 +63,7 @@ class Hedge:
 
     order: list[int]
     #: When `timer` is due, in milliseconds since the start; ``None`` if no further server is asked for being slow.
-    ask_next_ms: Optional[int]
+    ask_next_ms: Optional[float]
     #: When failover asks the next server, whatever the budget: after the first one's share of the deadline.
     share_ms: int
     #: Bounds the hedges of all calls, since a second request for each would make slow servers slower.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Iterable
 from typing import Any, Optional, Union
 
@@ -221,7 +222,9 @@ class AsyncClient:
 
         async def send(server: int) -> None:
             attempt = Attempt(server, order.path, order.body, order.deadline_ms + LATE_MS)
+            sent = time.monotonic_ns()
             outcome = self._core.decode(server, await self._attempt(attempt))
+            self._core.measured(hedge, server, sent, outcome)
             if is_decided:
                 await self._give_back(outcome, used)
             else:

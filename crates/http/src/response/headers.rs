@@ -17,6 +17,7 @@ static X_CONCURRENCY_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-co
 static X_CONCURRENCY_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-concurrency-remaining");
 static X_BUCKET: HeaderName = HeaderName::from_static("x-ratelimit-bucket");
 static X_DENIED_BY: HeaderName = HeaderName::from_static("x-ratelimit-denied-by");
+static X_REASON: HeaderName = HeaderName::from_static("x-ratelimit-reason");
 static X_DECISION: HeaderName = HeaderName::from_static("x-ratelimit-decision-id");
 static X_DEGRADED: HeaderName = HeaderName::from_static("x-ratelimit-degraded");
 static X_WARNING: HeaderName = HeaderName::from_static("x-ratelimit-warning");
@@ -43,6 +44,9 @@ pub(super) fn write(
         }
         if let Some(rule) = facts.denied_by.filter(|_| settings.denied_by) {
             insert_name(headers, &X_DENIED_BY, rule);
+        }
+        if let Some(reason) = facts.reason.filter(|_| settings.denied_by) {
+            insert_name(headers, &X_REASON, reason);
         }
         // For a support request: operators can look the decision up by its ID.
         if let Some(decision) = facts.decision {

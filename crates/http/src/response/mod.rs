@@ -51,7 +51,7 @@ pub struct ResponseConfig {
     pub ratelimit: Dialect,
     /// Format of the `X-RateLimit-*` fields.
     pub legacy: LegacyHeaders,
-    /// Denials name their rule in `X-RateLimit-Denied-By`.
+    /// Denials name their rule in `X-RateLimit-Denied-By`, and those of `/check` the reason in `X-RateLimit-Reason`.
     pub denied_by: bool,
     /// Status of a denial.
     pub status: DenialStatus,

@@ -152,6 +152,9 @@ pub struct DecisionSummary<'a> {
     pub retry_after: Option<u64>,
     /// The rule that denied the request.
     pub denied_by: Option<&'a str>,
+    /// Why the request was refused, where nothing else in the response can say it: a proxy drops the body of a refusal. Absent
+    /// from what callers receive directly, because it names the load and the capacity of the service.
+    pub reason: Option<&'a str>,
     /// The rule that degraded the request.
     pub degraded_by: Option<&'a str>,
     /// The rule whose soft limit was exceeded.
@@ -177,6 +180,7 @@ impl<'a> DecisionSummary<'a> {
             policies: policies.into_iter().collect(),
             retry_after: None,
             denied_by: None,
+            reason: None,
             degraded_by: None,
             warned_by: None,
             is_abnormal: false,

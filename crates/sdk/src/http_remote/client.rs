@@ -2,7 +2,8 @@
 
 use super::transport::Transport;
 use crate::checks::{Answer, Closed, Fault, read_check, read_closed};
-use crate::hedge::{Exchange, HEDGE_TTL, HedgeBudget, Verdict};
+use crate::hedge::{Exchange, HEDGE_TTL, Hedging, Verdict};
+use crate::hedge_after::Ended;
 use crate::servers::{ServerOrder, attempt_time};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
@@ -16,7 +17,7 @@ use tokio::time::Instant;
 pub(super) struct Client {
     pub(super) transport: Transport,
     pub(super) order: ServerOrder,
-    pub(super) hedges: HedgeBudget,
+    pub(super) hedging: Hedging,
     /// The time that `order` counts from.
     pub(super) began: Instant,
 }
@@ -80,6 +81,10 @@ impl Exchange for Call {
 
     fn verdict(answered: &Answered) -> Verdict {
         Verdict::from_result(&answered.answer.result)
+    }
+
+    fn measured(&self, latency: Duration, ended: Ended) {
+        self.client.hedging.measured(latency, ended);
     }
 
     fn time_out(&self, server: usize) {

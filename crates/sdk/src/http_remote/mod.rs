@@ -29,7 +29,8 @@ use crate::check_request::{CheckRequest, TRACEPARENT};
 use crate::checks::{self, CheckResult, Checked, Checks, Fault, Subject, layer_decision};
 use crate::decider::{Decider, LayerDecision};
 use crate::fail_policy::{FailPolicy, RemoteError};
-use crate::hedge::{HEDGE_TTL, HedgeBudget, Hedged, hedge};
+use crate::hedge::{HEDGE_TTL, Hedged, Hedging, hedge};
+use crate::hedge_after::{self, HedgeAfter};
 use crate::http1::{Origin, OriginError};
 use crate::servers::{ServerOrder, total_time};
 use http::{HeaderMap, HeaderValue};
@@ -60,8 +61,9 @@ pub struct HttpRemoteConfig {
     /// What happens without a decision: requests are allowed.
     pub fail_policy: FailPolicy,
     /// Time after which the next server is asked as well, for at most a tenth of the calls; the first answer counts, a denial
-    /// only if no other allows. The slower one's charge is given back. `None` asks one server at a time. [`HttpRemoteConfig::HEDGE_AFTER`] suits servers on the same network.
-    pub hedge_after: Option<Duration>,
+    /// only if no other allows. The slower one's charge is given back. `None` asks one server at a time. [`HttpRemoteConfig::HEDGE_AFTER`] suits servers on the same network,
+    /// [`HedgeAfter::P95`] all others. Never later than the first server's share of the deadline.
+    pub hedge_after: Option<HedgeAfter>,
     /// Number of denials that this process repeats by itself until they end: 10,000; 0 for none.
     pub deny_cache: usize,
     /// A bearer token for the servers, or for a proxy before them.
@@ -74,7 +76,7 @@ pub struct HttpRemoteConfig {
 
 impl HttpRemoteConfig {
     /// A time for [`HttpRemoteConfig::hedge_after`] that suits servers on the same network.
-    pub const HEDGE_AFTER: Duration = Duration::from_millis(3);
+    pub const HEDGE_AFTER: HedgeAfter = HedgeAfter::Fixed(hedge_after::DEFAULT);
 
     /// Returns the usual settings for a server.
     #[must_use]
@@ -164,7 +166,7 @@ impl HttpRemote {
         });
         let client = Client {
             order: ServerOrder::new(origins.len()),
-            hedges: HedgeBudget::default(),
+            hedging: Hedging::new(config.hedge_after),
             transport: Transport::new(origins, token.transpose()?, MAX_IDLE),
             began: Instant::now(),
         };
@@ -216,7 +218,7 @@ impl HttpRemote {
     async fn ask_servers(&self, subject: &Subject, wanted: &Wanted) -> Result<(usize, Answered), Fault> {
         let deadline = total_time(self.config.deadline, wanted.time_left);
         let has_others = self.client.transport.servers() > 1;
-        let hedge_after = self.config.hedge_after.filter(|_| has_others && wanted.cost > 0);
+        let hedge_after = self.client.hedging.after().filter(|_| has_others && wanted.cost > 0);
         let reserve = wanted.reserve.or(hedge_after.map(|_| HEDGE_TTL));
         // A server that did not answer in time may have reserved; the next one, on the same store, must not do so again.
         // Hedged requests are reservations of their own, of which all but one are canceled.
@@ -236,7 +238,7 @@ impl HttpRemote {
         };
         let Some(after) = hedge_after else { return call.in_turn(deadline).await };
         let order = self.client.order.order(self.client.began.elapsed());
-        match hedge(call, order, after, deadline, &self.client.hedges).await {
+        match hedge(call, order, after, deadline, &self.client.hedging.budget).await {
             Hedged::Answered(server, answered) => Ok((server, answered)),
             Hedged::Unconfirmed(server, mut answered) => {
                 answered.answer.is_cacheable = false;

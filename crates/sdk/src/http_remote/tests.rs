@@ -130,8 +130,8 @@ async fn faults_end_as_in_the_other_clients() {
     let usual = HttpRemoteConfig::new("http://127.0.0.1:1", "shop");
     assert_eq!(data["default_deadline_ms"], json!(u64::try_from(usual.deadline.as_millis()).expect("short")));
     let hedging = load_cases("hedging");
-    let after = u64::try_from(HttpRemoteConfig::HEDGE_AFTER.as_millis()).expect("short");
-    assert_eq!(hedging["default_hedge_after_ms"], json!(after));
+    let after = hedging["default_hedge_after_ms"].as_u64().map(Duration::from_millis).map(HedgeAfter::from);
+    assert_eq!(after, Some(HttpRemoteConfig::HEDGE_AFTER));
     let mut running = tokio::task::JoinSet::new();
     for case in data["cases"].as_array().filter(|cases| !cases.is_empty()).expect("cases") {
         running.spawn(fails_as(case.clone()));
@@ -179,12 +179,38 @@ async fn a_denial_is_repeated_without_the_server() {
     assert_eq!(server.asked(), 7);
 }
 
+/// A setting that nothing measures for would hedge after the default forever.
+#[tokio::test]
+async fn the_p95_is_measured_by_calls_that_may_be_hedged() {
+    let servers = [FaultyServer::start(allowance("r")).await, FaultyServer::start(allowance("r")).await];
+    let request = CheckRequest::attributes([("user", "ann")]);
+    for (after, first, recorded) in
+        [(HedgeAfter::P95, Duration::from_millis(3), 3), (HedgeAfter::Fixed(DEADLINE), DEADLINE, 0)]
+    {
+        let client = client_of(&servers, |config| config.hedge_after = Some(after));
+        let hedging = &client.client.hedging;
+        assert_eq!(hedging.after(), Some(first));
+        for _ in 0..3 {
+            assert!(client.check(&request).await.is_allowed);
+            client.check(&request.clone().with_cost(0)).await;
+        }
+        // A first request that a hedge has overtaken is measured when it ends.
+        let all = async {
+            while hedging.latency.recorded() < recorded {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, all).await.expect("measured");
+        assert_eq!(hedging.latency.recorded(), recorded);
+    }
+}
+
 /// Two servers share a store: the hedge is denied because of what the first one has charged. A caller would be denied
 /// what it was given, until the denial ends.
 #[tokio::test]
 async fn a_hedged_denial_is_not_cached_while_the_other_request_may_be_its_reason() {
     let servers = [FaultyServer::start(json!("hang")).await, FaultyServer::start(denial(60_000)).await];
-    let client = client_of(&servers, |config| config.hedge_after = Some(Duration::from_millis(1)));
+    let client = client_of(&servers, |config| config.hedge_after = Some(Duration::from_millis(1).into()));
     let request = CheckRequest::attributes([("user", "ann")]);
     let result = client.check(&request).await;
     assert_eq!((result.source, result.reason), (ResultSource::Server, CheckReason::Denied));
@@ -197,11 +223,11 @@ async fn a_hedged_denial_is_not_cached_while_the_other_request_may_be_its_reason
 #[tokio::test]
 async fn calls_take_their_hedges_from_one_budget() {
     let servers = [FaultyServer::start(json!("hang")).await, FaultyServer::start(allowance("r")).await];
-    let client = client_of(&servers, |config| config.hedge_after = Some(Duration::from_millis(1)));
+    let client = client_of(&servers, |config| config.hedge_after = Some(Duration::from_millis(1).into()));
     let request = CheckRequest::attributes([("user", "ann")]);
     for balance in [9_000, 8_100] {
         assert!(client.check(&request).await.is_allowed);
-        assert_eq!(client.client.hedges.balance(), balance);
+        assert_eq!(client.client.hedging.budget.balance(), balance);
     }
 }
 
@@ -209,10 +235,10 @@ async fn calls_take_their_hedges_from_one_budget() {
 #[tokio::test]
 async fn a_server_that_has_used_its_share_of_the_deadline_moves_back() {
     let servers = [FaultyServer::start(json!("hang")).await, FaultyServer::start(allowance("r")).await];
-    let client = client_of(&servers, |config| config.hedge_after = Some(DEADLINE));
+    let client = client_of(&servers, |config| config.hedge_after = Some(DEADLINE.into()));
     let request = CheckRequest::attributes([("user", "ann")]);
     assert_eq!(client.check(&request).await.source, ResultSource::Server);
-    assert_eq!((client.client.order.faults()[0], client.client.hedges.balance()), (1, 10_000));
+    assert_eq!((client.client.order.faults()[0], client.client.hedging.budget.balance()), (1, 10_000));
 }
 
 /// A caller that has no time left must not wait for a server.

@@ -16,7 +16,8 @@ use crate::check_request::{CheckForm, CheckRequest, Pair, TRACEPARENT};
 use crate::checks::{self, CheckResult, Checked, Checks, Fault, Subject, layer_decision};
 use crate::decider::{Decider, LayerDecision};
 use crate::fail_policy::{FailPolicy, RemoteError};
-use crate::hedge::{Exchange, HEDGE_TTL, HedgeBudget, Hedged, Verdict, hedge};
+use crate::hedge::{Exchange, HEDGE_TTL, Hedged, Hedging, Verdict, hedge};
+use crate::hedge_after::{Ended, HedgeAfter};
 use crate::rls::{Entry, RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
 use crate::servers::{ServerOrder, attempt_time, total_time};
 use http::uri::PathAndQuery;
@@ -75,8 +76,9 @@ pub struct RemoteConfig {
     /// counters in memory each has its own.
     pub other_addresses: Vec<String>,
     /// Time after which the next server is asked as well, for at most a tenth of the calls; the first answer counts, a denial
-    /// only if no other allows. The slower one's charge is given back. `None` asks one server at a time. 3 ms suits servers on the same network.
-    pub hedge_after: Option<Duration>,
+    /// only if no other allows. The slower one's charge is given back. `None` asks one server at a time. 3 ms suits servers on the same network,
+    /// [`HedgeAfter::P95`] all others. Never later than the first server's share of the deadline.
+    pub hedge_after: Option<HedgeAfter>,
     /// TLS settings for an `https` address.
     pub tls: RemoteTls,
     /// The domain whose rules apply.
@@ -140,7 +142,7 @@ struct Servers {
     channels: Vec<Vec<Channel>>,
     next: AtomicUsize,
     order: ServerOrder,
-    hedges: HedgeBudget,
+    hedging: Hedging,
     /// The time that `order` counts from.
     began: Instant,
 }
@@ -269,6 +271,10 @@ impl Exchange for HedgedCall {
         Verdict::from_result(&replied.answer.result)
     }
 
+    fn measured(&self, latency: Duration, ended: Ended) {
+        self.servers.hedging.measured(latency, ended);
+    }
+
     fn time_out(&self, server: usize) {
         self.servers.order.faulted(server, self.servers.began.elapsed());
     }
@@ -298,7 +304,7 @@ impl Remote {
             order: ServerOrder::new(channels.len()),
             channels,
             next: AtomicUsize::new(0),
-            hedges: HedgeBudget::default(),
+            hedging: Hedging::new(settings.hedge_after),
             began: Instant::now(),
         };
         Ok(Self {
@@ -359,7 +365,7 @@ impl Remote {
         time_left: Option<Duration>,
     ) -> Result<(usize, Replied), Fault> {
         let (servers, deadline) = (&self.servers, total_time(self.config.deadline, time_left));
-        let hedge_after = self.config.hedge_after.filter(|_| servers.channels.len() > 1 && check.cost > 0);
+        let hedge_after = servers.hedging.after().filter(|_| servers.channels.len() > 1 && check.cost > 0);
         let began = Instant::now();
         let mut call = Call::new(&self.config.domain, check, reserve.or(hedge_after.map(|_| HEDGE_TTL)));
         // A server that did not answer in time may have reserved; the next one, on the same store, must not do so again.
@@ -387,7 +393,7 @@ impl Remote {
     ) -> Result<(usize, Replied), Fault> {
         let order = self.servers.order.order(self.servers.began.elapsed());
         let call = HedgedCall { servers: Arc::clone(&self.servers), call };
-        match hedge(call, order, after, deadline, &self.servers.hedges).await {
+        match hedge(call, order, after, deadline, &self.servers.hedging.budget).await {
             Hedged::Answered(server, replied) => Ok((server, replied)),
             Hedged::Unconfirmed(server, mut replied) => {
                 replied.answer.is_cacheable = false;

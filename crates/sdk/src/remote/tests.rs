@@ -258,16 +258,45 @@ async fn a_denial_is_repeated_without_the_server() {
     assert_eq!(server.asked(), 7);
 }
 
+/// A setting that nothing measures for would hedge after the default forever.
+#[tokio::test]
+async fn the_p95_is_measured_by_calls_that_may_be_hedged() {
+    let body = json!({"allowed": true, "limits": [], "decision_id": "d", "origin": "store"});
+    let allowance = json!({"status": 200, "body": body.to_string(), "reservation": "r"});
+    let servers =
+        [ScriptedServer::start(allowance.clone()).await, ScriptedServer::start(allowance.clone()).await];
+    let request = CheckRequest::attributes([("user", "ann")]);
+    for (after, first, recorded) in
+        [(HedgeAfter::P95, Duration::from_millis(3), 3), (HedgeAfter::Fixed(DEADLINE), DEADLINE, 0)]
+    {
+        let client = client_of(&servers, |config| config.hedge_after = Some(after));
+        let hedging = &client.servers.hedging;
+        assert_eq!(hedging.after(), Some(first));
+        for _ in 0..3 {
+            assert!(client.check(&request).await.is_allowed);
+            client.check(&request.clone().with_cost(0)).await;
+        }
+        // A first request that a hedge has overtaken is measured when it ends.
+        let all = async {
+            while hedging.latency.recorded() < recorded {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, all).await.expect("measured");
+        assert_eq!(hedging.latency.recorded(), recorded);
+    }
+}
+
 /// Two servers share a store: the hedge is denied because of what the first one has charged. A caller would be denied
 /// what it was given, until the denial ends.
 #[tokio::test]
 async fn a_hedged_denial_is_not_cached_while_the_other_request_may_be_its_reason() {
     let servers = [ScriptedServer::start(json!("hang")).await, ScriptedServer::start(denial(60_000)).await];
-    let client = client_of(&servers, |config| config.hedge_after = Some(Duration::from_millis(1)));
+    let client = client_of(&servers, |config| config.hedge_after = Some(Duration::from_millis(1).into()));
     let request = CheckRequest::attributes([("user", "ann")]);
     let result = client.check(&request).await;
     assert_eq!((result.source, result.reason), (ResultSource::Server, CheckReason::Denied));
-    assert_eq!((servers[1].asked(), client.servers.hedges.balance()), (1, 9_000));
+    assert_eq!((servers[1].asked(), client.servers.hedging.budget.balance()), (1, 9_000));
     let again = client.check_within(&request, Duration::from_millis(1)).await;
     assert_ne!(again.source, ResultSource::Cache);
 }

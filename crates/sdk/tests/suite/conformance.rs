@@ -133,10 +133,10 @@ fn every_file_of_cases_is_known() {
         is_cases.then(|| path.file_stem().and_then(|name| name.to_str()).expect("a name").to_owned())
     });
     let names: std::collections::BTreeSet<String> = names.collect();
-    // Those below, and in `src`: `servers.rs`, `hedge.rs`, `checks` with `answer.rs` and `deny_cache.rs`, `http_remote` with
+    // Those below, and in `src`: `servers.rs`, `hedge.rs`, `hedge_after.rs`, `checks` with `answer.rs` and `deny_cache.rs`, `http_remote` with
     // `head.rs` and `tests.rs`, and `remote/tests.rs`.
     let here = ["headers", "pacing", "backoff", "retry-budget", "adaptive-throttling"];
-    let inside = ["failover", "hedging", "answers", "heads", "deny-cache", "faults"];
+    let inside = ["failover", "hedging", "hedge-after", "answers", "heads", "deny-cache", "faults"];
     let known = here.into_iter().chain(inside).map(str::to_owned).collect();
     assert_eq!(names, known, "run them in the tests");
 }

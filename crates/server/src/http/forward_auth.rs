@@ -33,6 +33,9 @@ static X_ACCEL_REDIRECT: HeaderName = HeaderName::from_static("x-accel-redirect"
 /// Maximum of `max_delay_ms` in milliseconds: the default timeout of nginx.
 const MAX_DELAY: u64 = 60_000;
 
+/// The reason of a request that finds the delay queue full.
+const TOO_MANY_DELAYED: &str = "too many requests are delayed already";
+
 /// Forward auth settings.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -204,10 +207,15 @@ pub(crate) async fn handle<S: CounterStore + 'static>(
         // Permits expire at their deadline: the proxy does not report the end of the request.
         (decision, _) => {
             let scope = app.responses.scope(&decision, check.input);
-            let facts = DecisionSummary::from_decision(&decision).with_scope(scope.as_deref());
+            let facts = summary(&decision).with_scope(scope.as_deref());
             Ok(response(app, request, &facts, now))
         }
     }
+}
+
+/// The facts of a response to a proxy, which may drop the body: with the reason.
+fn summary(decision: &Decision) -> DecisionSummary<'_> {
+    DecisionSummary { reason: decision.reason.as_deref(), ..DecisionSummary::from_decision(decision) }
 }
 
 /// Responds after the request's delay.
@@ -219,7 +227,7 @@ async fn after_delay<S: CounterStore + 'static>(
     now: Timestamp,
 ) -> RawResponse {
     let scope = app.responses.scope(decision, input);
-    let mut facts = DecisionSummary::from_decision(decision).with_scope(scope.as_deref());
+    let mut facts = summary(decision).with_scope(scope.as_deref());
     let delay = decision.delay();
     let mut guard = app.limiter.guard(held, delay);
     let over =
@@ -231,6 +239,9 @@ async fn after_delay<S: CounterStore + 'static>(
     } else if guard.wait(&app.forward_auth.delayed, delay).await.is_err() {
         facts.disposition = Disposition::Unavailable;
         facts.retry_after = Some(delay.ceil_secs().max(1));
+        facts.denied_by = delaying(decision);
+        facts.is_shed = true;
+        facts.reason = Some(TOO_MANY_DELAYED);
     } else {
         // The proxy does not report the end of the request.
         guard.leave_to_deadline();

@@ -5,7 +5,7 @@
 //! replies keep the order. Consecutive `CL.THROTTLE` commands are charged together, so that the store can overlap their
 //! cache misses.
 
-use super::check::{self, CheckCommand};
+use super::check::{self, CheckCommand, LastField};
 use super::encode;
 use super::frame::{self, Words};
 use super::session::{NextState, Session};
@@ -162,7 +162,7 @@ pub(super) enum PendingCommand<'a> {
 #[allow(clippy::large_enum_variant, reason = "the large variant is the common one and short-lived")]
 enum Reply {
     Throttled(Box<Limit>, Outcome),
-    Checked(Decision),
+    Checked(Decision, LastField),
     Unavailable(CommandError),
 }
 
@@ -194,7 +194,7 @@ impl<'a> PendingCommand<'a> {
 
 async fn checked<S: CounterStore>(app: &App<S>, command: &CheckCommand<'_>) -> Reply {
     let attributes = command.attributes();
-    Reply::Checked(app.limiter.check(&command.check(&attributes)).await)
+    Reply::Checked(app.limiter.check(&command.check(&attributes)).await, command.last_field)
 }
 
 impl Reply {
@@ -202,9 +202,9 @@ impl Reply {
         session.decided += u64::from(!matches!(self, Self::Unavailable(_)));
         match self {
             Self::Throttled(limit, outcome) => throttle::reply(out, &limit, &outcome),
-            Self::Checked(decision) => match decision.malformed_cost_message() {
+            Self::Checked(decision, last_field) => match decision.malformed_cost_message() {
                 Some(message) => CommandError::new(message).write(out),
-                None => check::reply(out, session.protocol, &decision),
+                None => check::reply(out, session.protocol, &decision, last_field),
             },
             Self::Unavailable(error) => error.write(out),
         }

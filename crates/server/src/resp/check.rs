@@ -1,5 +1,8 @@
-//! `TG.CHECK domain key value [key value ...] [COST n]`: checks a request described by attributes against the rules.
-//! `TG.PEEK` does the same without charging.
+//! `TG.CHECK domain key value [key value ...] [COST n] [WITHREASON]`: checks a request described by attributes against the
+//! rules. `TG.PEEK` does the same without charging.
+//!
+//! The reason is a name more in the map of RESP3. In RESP2 replies are lists, which programs take apart by their length, so it
+//! is only there if the command asks for it.
 
 use super::encode::{self, Protocol};
 use super::{CommandError, frame};
@@ -12,12 +15,20 @@ use tollgate_http::value;
 /// Maximum number of attributes, as in the other protocols.
 const MAX_ATTRIBUTES: usize = 64;
 
+/// What the list of a RESP2 reply ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LastField {
+    DecisionId,
+    Reason,
+}
+
 /// A parsed check.
 #[derive(Debug)]
 pub(super) struct CheckCommand<'a> {
     domain: &'a str,
     attributes: SmallVec<[(Cow<'a, str>, Cow<'a, str>); 8]>,
     cost: Cost,
+    pub(super) last_field: LastField,
 }
 
 impl<'a> CheckCommand<'a> {
@@ -39,6 +50,13 @@ impl<'a> CheckCommand<'a> {
     }
 
     fn read(words: &[&'a [u8]], command: &str) -> Result<(Self, Option<&'a [u8]>), CommandError> {
+        // An even number of words follows a domain, so this is no attribute.
+        let (words, last_field) = match words {
+            [words @ .., last] if words.len() % 2 == 1 && last.eq_ignore_ascii_case(b"WITHREASON") => {
+                (words, LastField::Reason)
+            }
+            _ => (words, LastField::DecisionId),
+        };
         let (domain, mut rest) = match words {
             [domain, rest @ ..] if rest.len() >= 2 && rest.len() % 2 == 0 => (domain, rest),
             _ => return Err(CommandError::wrong_number(command)),
@@ -67,7 +85,7 @@ impl<'a> CheckCommand<'a> {
             }
             attributes.push((key, value));
         }
-        Ok((Self { domain, attributes, cost: Cost::PEEK }, cost))
+        Ok((Self { domain, attributes, cost: Cost::PEEK, last_field }, cost))
     }
 
     /// Returns the attributes, from which the check borrows.
@@ -124,7 +142,7 @@ impl<'a> CheckReply<'a> {
     }
 }
 
-pub(super) fn reply(out: &mut Vec<u8>, protocol: Protocol, decision: &Decision) {
+pub(super) fn reply(out: &mut Vec<u8>, protocol: Protocol, decision: &Decision, last_field: LastField) {
     let reply = CheckReply::from_decision(decision);
     let numbers = [
         ("limited", i64::from(reply.limited)),
@@ -138,9 +156,10 @@ pub(super) fn reply(out: &mut Vec<u8>, protocol: Protocol, decision: &Decision) 
             encode::bulk(out, name.as_bytes());
         }
     };
+    let has_reason = protocol == Protocol::Resp3 || last_field == LastField::Reason;
     match protocol {
-        Protocol::Resp2 => encode::array(out, 9),
-        Protocol::Resp3 => encode::map(out, protocol, 9),
+        Protocol::Resp2 => encode::array(out, 9 + usize::from(has_reason)),
+        Protocol::Resp3 => encode::map(out, protocol, 10),
     }
     for (key, number) in numbers {
         name(out, key);
@@ -161,6 +180,13 @@ pub(super) fn reply(out: &mut Vec<u8>, protocol: Protocol, decision: &Decision) 
         encode::bulk(out, decision.id.to_string().as_bytes());
     } else {
         encode::null(out, protocol);
+    }
+    if has_reason {
+        name(out, "reason");
+        match &decision.reason {
+            Some(reason) => encode::bulk(out, reason.as_bytes()),
+            None => encode::null(out, protocol),
+        }
     }
 }
 
@@ -194,6 +220,15 @@ mod tests {
         assert_eq!(read("TG.CHECK d cost 5"), Ok((list(&["cost=5"]), Cost::ONE)));
         let both = list(&["cost=5", "k=v"]);
         assert_eq!(read("TG.CHECK d cost 5 k v"), Ok((both, Cost::ONE)));
+        assert_eq!(read("TG.CHECK d k v withreason"), Ok((list(&["k=v"]), Cost::ONE)));
+        assert_eq!(read("TG.CHECK d k v COST 5 WITHREASON"), Ok((list(&["k=v"]), Cost::new(5))));
+        assert_eq!(read("TG.PEEK d k v WITHREASON"), Ok((list(&["k=v"]), Cost::PEEK)));
+        // A pair of that name is an ordinary attribute, too.
+        assert_eq!(read("TG.CHECK d k v WITHREASON x"), Ok((list(&["k=v", "WITHREASON=x"]), Cost::ONE)));
+        assert_eq!(
+            read("TG.CHECK d WITHREASON WITHREASON"),
+            Ok((list(&["WITHREASON=WITHREASON"]), Cost::ONE))
+        );
     }
 
     #[test]
@@ -204,6 +239,8 @@ mod tests {
             ("TG.CHECK d", "wrong number"),
             ("TG.CHECK d k", "wrong number"),
             ("TG.CHECK d k v w", "wrong number"),
+            ("TG.CHECK d WITHREASON", "wrong number"),
+            ("TG.CHECK d k v WITHREASON COST 5", "wrong number"),
             ("TG.CHECK  k v", "domain"),
             ("TG.CHECK d k v k w", "duplicate attribute 'k'"),
             ("TG.CHECK d k v COST -1", "COST"),

@@ -31,8 +31,18 @@ const ALL: [Command; 12] = [
     command("ping", -1, "connection", "Returns PONG."),
     command("quit", -1, "connection", "Closes the connection."),
     command("select", 2, "connection", "Selects the database; only 0 exists."),
-    command("tg.check", -4, "rate limit", "domain key value [key value ...] [COST n]: checks the rules."),
-    command("tg.peek", -4, "rate limit", "domain key value [key value ...]: checks without charging."),
+    command(
+        "tg.check",
+        -4,
+        "rate limit",
+        "domain key value [key value ...] [COST n] [WITHREASON]: checks the rules.",
+    ),
+    command(
+        "tg.peek",
+        -4,
+        "rate limit",
+        "domain key value [key value ...] [WITHREASON]: checks without charging.",
+    ),
 ];
 
 const _: () = assert!(ALL.len() < MAX_WORDS);

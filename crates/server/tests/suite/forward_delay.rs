@@ -87,6 +87,12 @@ fn the_number_of_delayed_requests_is_bounded() {
     eventually("the charge", || (remaining(&server) < before).then_some(()));
     let shed = server.get("/check/p");
     assert_eq!((shed.status, shed.header("retry-after").is_some()), (503, true));
+    assert_eq!(shed.header("x-ratelimit-reason"), Some("too many requests are delayed already"));
+    assert!(
+        shed.header("x-ratelimit-denied-by").is_some() && shed.text().contains("overloaded"),
+        "{}",
+        shed.text()
+    );
     assert_eq!(remaining(&server), before - 1, "the shed request is not charged");
     assert_eq!(server.get("/check/other").status, 200);
     let error = Server::settings_error("forward_auth: {max_delay_ms: 3600000}");

@@ -1,6 +1,6 @@
 //! Overload over the protocols: the fleet's capacity answers 503 where a protocol can, and signals adapt limits.
 
-use crate::harness::Server;
+use crate::harness::{Server, WebConnection};
 use serde_json::json;
 use std::sync::Arc;
 use tollgate_core::{Clock, SystemClock};
@@ -69,10 +69,53 @@ overload: {{fleet: {{capacity: {capacity}}}}}
             assert_eq!(shed.header("x-ratelimit-denied-by"), Some("overload/fleet"), "{case}");
             let wait = shed.header("retry-after").and_then(|wait| wait.parse::<u64>().ok());
             assert!(wait.is_some_and(|wait| (1..=10).contains(&wait)), "{wait:?}: {case}");
+            // In a field where proxies drop the body, and in the body otherwise.
+            let field = shed.header("x-ratelimit-reason");
+            match path {
+                "/check" => assert!(field.is_some_and(is_reason), "{field:?}: {case}"),
+                _ => assert_eq!(field, None, "{case}"),
+            }
+            let body = shed.json();
+            match path {
+                "/check" => assert_eq!(body.get("reason"), None, "{case}"),
+                "/json" => {
+                    assert!(body["dynamicMetadata"]["reason"].as_str().is_some_and(is_reason), "{case}");
+                }
+                _ => assert!(body["reason"].as_str().is_some_and(is_reason), "{case}"),
+            }
         }
+        assert_eq!(
+            server.get("/check/x?deny_status=403").status,
+            503,
+            "no caller is over a limit of its own"
+        );
         let over = server.post("/json", &entries("a"));
         assert_eq!(over.json()["overallCode"], "OVER_LIMIT");
         assert_eq!((over.status, over.header("x-ratelimit-denied-by")), (429, Some("own")), "its own limit");
+    }
+}
+
+fn is_reason(text: &str) -> bool {
+    text.starts_with("shed at priority normal") && text.contains("the fleet's capacity of 1")
+}
+
+/// What operators do not want their callers to see is seen by none.
+#[test]
+fn a_check_of_a_proxy_says_why_only_where_it_may_say_by_what() {
+    let rules = "
+domain: d
+descriptors: [{key: tenant, limit: 1/day}]
+overload: {fleet: {capacity: 1/day}}
+";
+    for (settings, is_told) in [("{denied_by: true}", true), ("{denied_by: false}", false)] {
+        let server = Server::start(&[rules], &format!("responses: {settings}\n"));
+        let allowed = server.get("/check/x");
+        assert_eq!((allowed.status, allowed.header("x-ratelimit-reason")), (200, None));
+        let shed = server.get("/check/x");
+        assert_eq!(shed.status, 503);
+        for field in ["x-ratelimit-denied-by", "x-ratelimit-reason"] {
+            assert_eq!(shed.header(field).is_some(), is_told, "{field} with {settings}");
+        }
     }
 }
 
@@ -116,6 +159,59 @@ fn over_the_redis_protocol_the_fleet_denies_by_its_name() {
     assert_eq!([check("/x"), check("/x"), check("/x")], [fleet(0), fleet(0), fleet(1)]);
     let critical = [check("/critical"), check("/critical"), check("/critical")];
     assert_eq!(critical, [fleet(0), fleet(0), fleet(1)], "reserved, and then the whole capacity is used");
+}
+
+/// A reply has no status, so that only the reason tells a program that its caller is not over a limit of its own. Programs
+/// that take lists apart by their length get one that they know, unless they ask for more.
+#[test]
+fn over_the_redis_protocol_replies_have_the_reason() {
+    let server = Server::with_rules(FLEET);
+    for version in ["2", "3"] {
+        let url = format!("redis://{}/?protocol=resp{version}", server.resp);
+        let mut connection =
+            redis::Client::open(url).and_then(|client| client.get_connection()).expect("a connection");
+        let mut reply = |words: &str| {
+            let mut command = redis::cmd("TG.CHECK");
+            words.split(' ').for_each(|word| {
+                command.arg(word);
+            });
+            command.query::<redis::Value>(&mut connection).expect("a reply")
+        };
+        while limited(&reply("d path /x")) == 0 {}
+        let shed = reason(&reply("d path /x WITHREASON")).expect("a field");
+        let shed = shed.expect("a reason");
+        assert!(shed.starts_with("shed at priority normal"), "{shed}");
+        assert!(shed.contains("the fleet's capacity of 4/1d"), "{shed}");
+        let without = reason(&reply("d path /x"));
+        assert_eq!(without, (version == "3").then_some(Some(shed)), "a list is as long as before");
+        assert_eq!(reason(&reply("nobody path /x COST 2 withreason")), Some(None), "allowed, as ever");
+    }
+}
+
+fn limited(reply: &redis::Value) -> i64 {
+    let first = match reply {
+        redis::Value::Array(values) => &values[0],
+        redis::Value::Map(pairs) => &pairs[0].1,
+        other => panic!("{other:?}"),
+    };
+    redis::from_redis_value(first.clone()).expect("a number")
+}
+
+/// Returns the reason of a reply; `None` if it has no such field.
+fn reason(reply: &redis::Value) -> Option<Option<String>> {
+    let value = match reply {
+        redis::Value::Array(values) => {
+            assert!(values.len() <= 10, "{values:?}");
+            values.get(9)?
+        }
+        redis::Value::Map(pairs) => {
+            let (name, value) = pairs.get(9)?;
+            assert_eq!(redis::from_redis_value::<String>(name.clone()).expect("a name"), "reason");
+            value
+        }
+        other => panic!("{other:?}"),
+    };
+    Some(redis::from_redis_value(value.clone()).expect("a text"))
 }
 
 #[test]
@@ -177,4 +273,38 @@ overload:
         let refused = server.post("/v1/signals", &body);
         assert!(refused.status == 400 && refused.text().contains(wanted), "{body}: {}", refused.text());
     }
+}
+
+/// A caller that is denied below its usual limit is told that overload is the reason, whichever way it is asked for.
+#[test]
+fn denials_by_tightened_limits_say_so() {
+    let rules = "
+domain: d
+descriptors:
+  - {key: user, limit: 10/day, algorithm: fixed_window}
+  - {key: agent, limit: 1/day, algorithm: fixed_window}
+overload:
+  adapt: {signals: {queue_depth: 100}, order: [free], least: 20%}
+";
+    let identity = "identity: {headers: {agent: user-agent}, trusted_headers: {tier: x-tier}}\n";
+    let server = Server::start(&[rules], identity);
+    let said = "limits of tier free are at 80% because of overload";
+    let head = "GET /check HTTP/1.1\r\nhost: t\r\nx-forwarded-for: 192.0.2.1\r\nuser-agent: a\r\nx-tier: free\r\n\r\n";
+    let asked = || {
+        let mut connection = WebConnection::to(server.http).expect("a connection");
+        connection.send(head.as_bytes()).expect("sent");
+        connection.response().expect("a response")
+    };
+    assert_eq!(asked().status, 200);
+    let usual = asked();
+    assert_eq!((usual.status, usual.header("x-ratelimit-reason")), (429, None), "its own limit");
+    let answer = server.post("/v1/signals", &json!({"domain": "d", "signals": {"queue_depth": 150}}));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let tightened = asked();
+    assert_eq!((tightened.status, tightened.header("x-ratelimit-reason")), (429, Some(said)));
+    let client = redis::Client::open(format!("redis://{}/", server.resp)).expect("a URL");
+    let mut connection = client.get_connection().expect("a connection");
+    let words = ["d", "user", "u", "tier", "free", "COST", "9", "WITHREASON"];
+    let reply: redis::Value = redis::cmd("TG.CHECK").arg(&words).query(&mut connection).expect("a reply");
+    assert_eq!((limited(&reply), reason(&reply)), (1, Some(Some(said.to_owned()))));
 }

@@ -34,7 +34,7 @@ fn the_redis_crate_works_with_both_protocol_versions() {
             redis::cmd("TG.PEEK").arg(&["d", "user", version]).query(&mut connection).expect("a reply");
         match (version, &reply) {
             ("2", Value::Array(values)) => assert_eq!(values.len(), 9),
-            ("3", Value::Map(pairs)) => assert_eq!(pairs.len(), 9),
+            ("3", Value::Map(pairs)) => assert_eq!(pairs.len(), 10),
             _ => panic!("RESP{version}: {reply:?}"),
         }
         let mut pipe = redis::pipe();

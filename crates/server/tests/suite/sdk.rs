@@ -289,7 +289,7 @@ async fn a_hedged_request_is_charged_once() {
     let relay = Relay::to(slow.grpc);
     let config = RemoteConfig {
         other_addresses: vec![format!("http://{}", quick.grpc)],
-        hedge_after: Some(Duration::from_millis(3)),
+        hedge_after: Some(Duration::from_millis(3).into()),
         fail_policy: FailPolicy::Closed,
         ..settings(relay.address)
     };

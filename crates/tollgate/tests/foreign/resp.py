@@ -93,8 +93,8 @@ for protocol in (2, 3):
     def read(reply):
         return dict(zip(NAMES, reply)) if isinstance(reply, list) else reply
 
-    NAMES = ["limited", "limit", "remaining", "retry_after", "reset_after", "rule", "delay_ms", "origin", "decision_id"]
-    decision = dict(zip(NAMES, [0, 10, 9, -1, 360, "per-user", 0, "store", None]))
+    NAMES = ["limited", "limit", "remaining", "retry_after", "reset_after", "rule", "delay_ms", "origin", "decision_id", "reason"]
+    decision = dict(zip(NAMES, [0, 10, 9, -1, 360, "per-user", 0, "store", None] + ([None] if protocol == 3 else [])))
     checks = [("TG.CHECK",), ("TG.CHECK", "COST", 5), ("TG.PEEK",), ("TG.PEEK",), ("TG.PEEK",), ("TG.CHECK", "COST", 5)]
     reply, cost, *looks, denied = within_a_second(
         lambda key: [client.execute_command(verb, "d", "user", f"{named}:{key}", *more) for verb, *more in checks]
@@ -112,6 +112,8 @@ for protocol in (2, 3):
     expect("a denial", denied, decision)
     unmatched = read(client.execute_command("TG.CHECK", "nobody", "user", named))
     expect("no limit", (unmatched["limited"], unmatched["limit"], unmatched["rule"]), (0, -1, None))
+    reasoned = client.execute_command("TG.PEEK", "d", "user", named, "WITHREASON")
+    expect("a reply with a reason", (len(reasoned), read(reasoned)["reason"]), (10, None))
     refused("an odd number of words", lambda: client.execute_command("TG.CHECK", "d", "user"), "wrong number")
 
     # What it is not.

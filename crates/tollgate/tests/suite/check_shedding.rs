@@ -148,14 +148,17 @@ fn server(link: &FarLink) -> Server {
     Server::start_with_rules(RULES, &flags)
 }
 
-/// The origin of a check over the Redis protocol.
-fn origin_by_resp(server: &Server) -> String {
+/// The origin of a check over the Redis protocol, and its reason.
+fn origin_by_resp(server: &Server) -> (String, Option<String>) {
     let address = server.resp.expect("the Redis protocol");
     let client = redis::Client::open(format!("redis://{address}")).expect("an address");
     let mut connection = client.get_connection().expect("a server");
-    let check = redis::cmd("TG.CHECK").arg(&["d", "user", "u"]).query::<Vec<redis::Value>>(&mut connection);
+    let check = redis::cmd("TG.CHECK")
+        .arg(&["d", "user", "u", "WITHREASON"])
+        .query::<Vec<redis::Value>>(&mut connection);
     let reply = check.expect("a reply");
-    redis::from_redis_value(reply[7].clone()).expect("an origin")
+    let origin = redis::from_redis_value(reply[7].clone()).expect("an origin");
+    (origin, redis::from_redis_value(reply[9].clone()).expect("a reason or none"))
 }
 
 #[test]
@@ -186,7 +189,9 @@ fn comfort_is_shed_while_the_store_is_slow_and_charged_again_afterwards() {
     };
     run(server.http, &link, ("store", "shed"), call, || {
         eventually("a check over the Redis protocol to be shed", || {
-            (origin_by_resp(&server) == "shed").then_some(())
+            let (origin, reason) = origin_by_resp(&server);
+            assert_eq!(reason.as_deref(), (origin == "shed").then_some(REASON));
+            (origin == "shed").then_some(())
         });
         server.wait_for_log("checks wait too long for the store");
     });

@@ -255,3 +255,29 @@ fn nginx_waits_for_a_turn() {
     }
     assert!(watch.elapsed() >= std::time::Duration::from_millis(750), "{:?}", watch.elapsed());
 }
+
+/// A caller that gets a 500 takes the service for broken; a shed request is to be sent again later.
+#[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs proxies: make test")]
+fn nginx_passes_on_that_load_is_shed() {
+    let folder = Folder::new();
+    folder.write("rules.yaml", "{domain: d, overload: {fleet: {capacity: 2/day}}}");
+    let settings = "rules: [rules.yaml]\nhttp: 127.0.0.1:0\ngrpc: 127.0.0.1:0\n";
+    let path = folder.write("tollgate.yml", settings);
+    let server = Server::start(&["--config", path.to_str().expect("a plain path")]);
+    let service = Service::start();
+    let nginx = Proxy::start("nginx", "nginx.conf", &server, &service);
+    let shed = eventually("the capacity to be used up", || {
+        let answer = nginx.ask(ONE, "GET", "/", "");
+        (answer.status == 503).then_some(answer)
+    });
+    assert_eq!(shed.header("x-ratelimit-denied-by"), Some("overload/fleet"), "{}", nginx.output());
+    assert_eq!(shed.header("x-ratelimit-reason"), None, "what the load is, callers are not told");
+    let wait: u64 = shed.header("retry-after").and_then(|wait| wait.parse().ok()).expect("seconds");
+    assert_eq!(
+        (shed.json()["status"].as_u64(), shed.json()["retry_after"].as_u64()),
+        (Some(503), Some(wait))
+    );
+    drop(server);
+    assert_eq!(nginx.ask(ONE, "GET", "/", "").status, 500, "no decision is no such answer");
+}

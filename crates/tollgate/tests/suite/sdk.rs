@@ -126,7 +126,7 @@ async fn several_servers_are_asked_over_http() {
     let client = HttpRemote::new(addresses(dead, &three)).expect("settings");
     let result = client.check(&user("ann")).await;
     assert_eq!((result.is_allowed, result.source, result.remaining), (true, ResultSource::Server, Some(2)));
-    let hedging = HttpRemoteConfig { hedge_after: Some(Duration::ZERO), ..addresses(one.http, &two) };
+    let hedging = HttpRemoteConfig { hedge_after: Some(Duration::ZERO.into()), ..addresses(one.http, &two) };
     let hedging = HttpRemote::new(hedging).expect("settings");
     assert!(hedging.check(&user("ann")).await.is_allowed);
     // The slower one's charge is given back in the background, once it has been made.
