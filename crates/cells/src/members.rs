@@ -117,6 +117,11 @@ pub enum Decider {
     Nobody(&'static str),
 }
 
+/// In the place of a peer's index: a living cell that this one has not reached since it started.
+const UNREACHED: usize = usize::MAX;
+/// Cells of which signs are kept although they have not been reached: more than are ever configured.
+const MAX_UNREACHED: usize = 256;
+
 /// Living cells: their names, and which peers they are.
 type Living = Vec<(String, Option<usize>)>;
 
@@ -146,6 +151,9 @@ pub struct Members {
     moved_at: AtomicU64,
     /// Since when which cells were alive, oldest first, while a majority answered without a break.
     epochs: Mutex<VecDeque<(Timestamp, Arc<Living>)>>,
+    /// Cells of which others have told or that have asked, and that this one has not reached; and their last signs, in
+    /// microseconds.
+    unreached: Mutex<Vec<(String, u64)>>,
     /// The cells that owners are chosen from: their names and peers.
     living: Mutex<Arc<Living>>,
 }
@@ -167,6 +175,7 @@ impl Members {
             has_joined: AtomicBool::new(false),
             majority_at: AtomicU64::new(now.as_micros()),
             refreshed_at: AtomicU64::new(0),
+            unreached: Mutex::default(),
             longest_silence: AtomicU64::new(config.silence.as_micros()),
             moves: AtomicU64::new(0),
             gained_at: AtomicU64::new(0),
@@ -335,10 +344,25 @@ impl Members {
     }
 
     fn on_sign(&self, cell: &str, sign: impl Fn(&Peer) -> &AtomicU64, at: u64) {
+        let mut is_reached = cell == self.config.cell;
         for peer in self.roster.load().indexes().map(|at| &self.peers[at]) {
             if peer.hello.load().as_ref().is_some_and(|hello| hello.cell == cell) {
                 sign(peer).fetch_max(at, Ordering::Relaxed);
+                is_reached = true;
             }
+        }
+        if !is_reached {
+            self.on_sign_of_unreached(cell, at);
+        }
+    }
+
+    #[cold]
+    fn on_sign_of_unreached(&self, cell: &str, at: u64) {
+        let mut unreached = self.unreached.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, last)) = unreached.iter_mut().find(|(name, _)| name == cell) {
+            *last = at.max(*last);
+        } else if unreached.len() < MAX_UNREACHED {
+            unreached.push((cell.to_owned(), at));
         }
     }
 

@@ -132,7 +132,7 @@ impl<S: CounterStore> Limiter<S> {
             matching,
             has_quota_tier: decision.override_tier().is_some(),
             limits,
-            grants: self.grant_balances(&rules, quota.grants.as_deref()).await?,
+            grants: self.grant_balances(&rules, quota.grants.as_deref()).await,
             decision,
         })
     }

@@ -8,10 +8,11 @@ use crate::check::Check;
 use crate::grant::Grants;
 use crate::limiter::{Limiter, plan_into};
 use crate::signals::SignalError;
+use futures_util::future::join_all;
 use smallvec::SmallVec;
 use std::net::IpAddr;
 use tollgate_core::{
-    Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit, Mode, Outcome,
+    Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit, Mode, Outcome, Outcomes,
     RegionStatus, StoreError, TimeDelta, Timestamp, Verdict,
 };
 use tollgate_rules::{
@@ -251,7 +252,7 @@ impl<S: CounterStore> Limiter<S> {
             tier,
             limits,
             unmatched: needs.collect(),
-            grants: self.grant_balances(&rules, quota.grants.as_deref()).await?,
+            grants: self.grant_balances(&rules, quota.grants.as_deref()).await,
         })
     }
 
@@ -277,14 +278,12 @@ impl<S: CounterStore> Limiter<S> {
                 .filter(spends)
                 .collect();
             if !all.is_empty() {
-                // What is late is recorded as a reset once the store has made it, and only if it is kept.
-                self.store.debit(&all).await.inspect_err(StoreError::keep_late)?;
+                self.reset_counters(&all).await?;
                 self.full_counters.clear();
             }
         }
         let looks = charges(plan, &counters, Cost::PEEK);
-        let peeked =
-            if looks.is_empty() { SmallVec::new() } else { self.store.charge(&looks).await?.per_charge };
+        let peeked = if looks.is_empty() { SmallVec::new() } else { self.peek(&looks).await? };
         let (mut peeked, mut looks, now) = (peeked.into_iter(), looks.iter(), self.clock.now());
         let limits = counters.iter().filter_map(|counter| {
             let outcomes: Vec<Outcome> = peeked.by_ref().take(counter.names.len()).collect();
@@ -295,6 +294,37 @@ impl<S: CounterStore> Limiter<S> {
             Some(LimitUsage { region, ..used(plan, counter, &outcomes, rule, (now, hash)) })
         });
         Ok(limits.collect())
+    }
+
+    /// Resets counters: all, or where some of them cannot be reached, the others.
+    async fn reset_counters(&self, resets: &[Charge<'_>]) -> Result<(), StoreError> {
+        // What is late is recorded as a reset once the store has made it, and only if it is kept.
+        let error = match self.store.debit(resets).await.inspect_err(StoreError::keep_late) {
+            Ok(()) => return Ok(()),
+            Err(error) if resets.len() == 1 => return Err(error),
+            Err(error) => error,
+        };
+        let each = resets.iter().map(|reset| self.store.debit(std::slice::from_ref(reset)));
+        let results = join_all(each).await;
+        let is_any = results.into_iter().any(|result| result.inspect_err(StoreError::keep_late).is_ok());
+        if is_any { Ok(()) } else { Err(error) }
+    }
+
+    /// Reads counters: all, or where some of them cannot be reached, the others; those are unknown.
+    async fn peek(&self, looks: &[Charge<'_>]) -> Result<SmallVec<[Outcome; 4]>, StoreError> {
+        let error = match self.store.charge(looks).await {
+            Ok(outcomes) => return Ok(outcomes.per_charge.into_iter().collect()),
+            Err(error) => error,
+        };
+        let each = looks.iter().map(|look| self.store.charge(std::slice::from_ref(look)));
+        let results = join_all(each).await;
+        if results.iter().all(Result::is_err) {
+            return Err(error);
+        }
+        let first = |result: Result<Outcomes, StoreError>| {
+            result.ok().and_then(|outcomes| outcomes.per_charge.into_iter().next())
+        };
+        Ok(results.into_iter().map(|result| first(result).unwrap_or(Outcome::UNKNOWN)).collect())
     }
 
     /// Returns how cells share the counters of one limit: what others have consumed of all its shards.
@@ -310,17 +340,15 @@ impl<S: CounterStore> Limiter<S> {
     }
 
     /// Returns the balances of all unexpired grants.
-    pub(crate) async fn grant_balances(
-        &self,
-        rules: &Ruleset,
-        grants: Option<&Grants>,
-    ) -> Result<Vec<GrantBalance>, StoreError> {
+    pub(crate) async fn grant_balances(&self, rules: &Ruleset, grants: Option<&Grants>) -> Vec<GrantBalance> {
         let now = self.clock.now();
         let mut left = Vec::new();
         for grant in grants.into_iter().flatten().filter(|grant| now < grant.expires_at) {
             let name = grant.name();
             let look = grant.peek(&name);
-            let outcome = self.store.charge(&[look]).await?.per_charge[0];
+            let outcomes = self.store.charge(&[look]).await.ok();
+            let outcome = outcomes.and_then(|outcomes| outcomes.per_charge.first().copied());
+            let outcome = outcome.unwrap_or(Outcome::UNKNOWN);
             left.push(GrantBalance {
                 id: grant.id.to_string(),
                 rules: grant.rules.iter().filter_map(|id| Some(rules.rule(*id)?.name.clone())).collect(),
@@ -329,7 +357,7 @@ impl<S: CounterStore> Limiter<S> {
                 expires_at: grant.expires_at,
             });
         }
-        Ok(left)
+        left
     }
 }
 

@@ -1,6 +1,6 @@
 //! Canaries: counters of this process in the store, used up for a day. If one is unused, the store has lost its
-//! counters, or a part of them: it was emptied, replaced, or has started anew. A new process has none yet, so that it
-//! reads back as well.
+//! counters, or a part of them: it was emptied, replaced, or has started anew. A canary counts once the store has answered
+//! that it is written: one that was late to be written is no loss.
 //!
 //! Others have no process in their names, and all processes use them up: they tell a new process whether the store has lost
 //! its counters while none ran, or has not. The first process that finds them unused also leaves a mark for a minute, so
@@ -10,6 +10,7 @@
 //! Several canaries with different values lie in different shards of a cluster.
 
 use futures_util::future::join_all;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tollgate_core::{
     Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit, LimitError, LimitSpec,
     Outcome, Rate, Scope, StoreError, TimeDelta, Verdict,
@@ -30,6 +31,10 @@ pub(super) struct Canaries {
     scopes: Vec<Scope>,
     process: String,
     numbers: Vec<String>,
+    /// Which canaries of this process the store has, as far as it answered.
+    written: Box<[AtomicBool]>,
+    /// Whether this process has tried to write them.
+    is_begun: AtomicBool,
 }
 
 type Name<'a> = [KeyPart<'a>; 2];
@@ -40,7 +45,10 @@ impl Canaries {
         let label = |store: &String| format!("{}tollgate|canary", Scope::store_prefix(store));
         let named = stores.iter().map(|store| Scope::new(label(store)));
         let lasting = |time| LimitSpec::new(Algorithm::Gcra, Rate::per(1, time)).build();
+        let written = (0..each * (stores.len() + 1)).map(|_| AtomicBool::new(false)).collect();
         Ok(Self {
+            written,
+            is_begun: AtomicBool::new(false),
             limit: lasting(LIFETIME)?,
             limit_of_mark: lasting(NEW)?,
             scopes: std::iter::once(Scope::new("tollgate|canary")).chain(named).collect(),
@@ -68,41 +76,58 @@ impl Canaries {
         store: &S,
         owner: &str,
         limit: &Limit,
+        is_looked_at: impl Fn(usize) -> bool,
         is_wanted: fn(&Outcome) -> bool,
     ) -> Result<bool, StoreError> {
         let names = self.names(owner);
         let charges = self.charges(&names, limit, Cost::PEEK);
-        let results = join_all(charges.iter().map(|charge| store.charge(charge))).await;
+        let looks = charges.iter().enumerate().filter(|(at, _)| is_looked_at(*at));
+        let results = join_all(looks.map(|(_, charge)| store.charge(charge))).await;
         let is_wanted = |outcome: &Outcome| outcome.verdict != Verdict::Unknown && is_wanted(outcome);
         one_answered(results.into_iter().map(|result| Ok(result?.per_charge.iter().any(is_wanted))))
     }
 
-    async fn use_up<S: CounterStore>(&self, store: &S, owner: &str, limit: &Limit) -> Result<(), StoreError> {
+    async fn use_up<S: CounterStore>(
+        &self,
+        store: &S,
+        owner: &str,
+        limit: &Limit,
+    ) -> Vec<Result<(), StoreError>> {
         let names = self.names(owner);
         let charges = self.charges(&names, limit, Cost::ONE);
-        let results = join_all(charges.iter().map(|charge| store.debit(charge))).await;
-        one_answered(results.into_iter().map(|result| result.map(|()| false))).map(|_| ())
+        join_all(charges.iter().map(|charge| store.debit(charge))).await
     }
 
-    /// Returns whether a canary of this process is unused.
+    /// Returns whether a canary that this process has written is unused, or it has not begun to write them. One whose writing
+    /// was not answered in time says nothing.
     pub(super) async fn is_lost<S: CounterStore>(&self, store: &S) -> Result<bool, StoreError> {
-        self.is_any(store, &self.process, &self.limit, |outcome| outcome.remaining > 0).await
+        let is_written = |at: usize| self.written[at].load(Ordering::Relaxed);
+        if !(0..self.written.len()).any(is_written) {
+            return Ok(!self.is_begun.load(Ordering::Relaxed));
+        }
+        self.is_any(store, &self.process, &self.limit, is_written, |outcome| outcome.remaining > 0).await
     }
 
     /// Returns whether the store has lost its counters since the last process marked it, or less than a minute ago.
     pub(super) async fn is_new<S: CounterStore>(&self, store: &S) -> Result<bool, StoreError> {
-        let is_lost = self.is_any(store, ALL, &self.limit, |outcome| outcome.remaining > 0).await?;
-        Ok(is_lost
-            || self.is_any(store, IS_NEW, &self.limit_of_mark, |outcome| outcome.remaining == 0).await?)
+        let is_lost = self.is_any(store, ALL, &self.limit, |_| true, |outcome| outcome.remaining > 0).await?;
+        let is_marked = |outcome: &Outcome| outcome.remaining == 0;
+        Ok(is_lost || self.is_any(store, IS_NEW, &self.limit_of_mark, |_| true, is_marked).await?)
     }
 
-    /// Uses all canaries up.
+    /// Uses all canaries up. An error means that some may not be, and that this has to be done again.
     pub(super) async fn renew<S: CounterStore>(&self, store: &S) -> Result<(), StoreError> {
-        if self.is_any(store, ALL, &self.limit, |outcome| outcome.remaining > 0).await? {
-            self.use_up(store, IS_NEW, &self.limit_of_mark).await?;
+        let mut results = Vec::new();
+        if self.is_any(store, ALL, &self.limit, |_| true, |outcome| outcome.remaining > 0).await? {
+            results = self.use_up(store, IS_NEW, &self.limit_of_mark).await;
         }
-        self.use_up(store, ALL, &self.limit).await?;
-        self.use_up(store, &self.process, &self.limit).await
+        results.extend(self.use_up(store, ALL, &self.limit).await);
+        let own = self.use_up(store, &self.process, &self.limit).await;
+        self.is_begun.store(true, Ordering::Relaxed);
+        for (written, result) in self.written.iter().zip(&own) {
+            written.store(result.is_ok(), Ordering::Relaxed);
+        }
+        results.into_iter().chain(own).collect()
     }
 }
 

@@ -7,12 +7,12 @@
 //! before another begins, and one that returns begins after the others have noticed. The majority is looked up at the
 //! moment of the decision, and a process that stood still begins anew: it cannot know what others did meanwhile. T is the
 //! longest of all cells'. Two majorities have a cell in common, which tells each of them of the other, whichever of
-//! them it can reach itself. A cell that has had no majority for 2·T says so, and the others leave it out: it answers,
+//! them it can reach itself; what a cell owns that this one has not reached since it started is not decided here. A cell that has had no majority for 2·T says so, and the others leave it out: it answers,
 //! and decides nothing. A static hash over the configured
 //! cells was rejected: one dead node would leave its keys undecided for as long as it is dead. Consensus was rejected:
 //! it would have to be asked for each change, and the leases and `split` need none.
 
-use super::{Decider, Living, Members, Peer};
+use super::{Decider, Living, Members, Peer, UNREACHED};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use tollgate_core::{CounterKey, KeyPart, StableHasher, TimeDelta, Timestamp};
@@ -104,6 +104,16 @@ impl Members {
                 living.push((hello.cell.clone(), Some(at)));
             }
         }
+        // A cell that only others reach may decide as an owner: it is not left out, and what it owns is not decided here.
+        let is_named = |name: &str| living.iter().any(|(known, _)| known == name);
+        let is_configured =
+            |name: &str| roster.indexes().any(|at| self.hello(at).is_some_and(|hello| hello.cell == name));
+        let mut unreached = self.unreached.lock().unwrap_or_else(PoisonError::into_inner);
+        unreached.retain(|(name, at)| {
+            now.since(Timestamp::from_micros(*at)) <= dead_after && !is_named(name) && !is_configured(name)
+        });
+        let unreached: Living = unreached.iter().map(|(name, _)| (name.clone(), Some(UNREACHED))).collect();
+        living.extend(unreached);
         // Of several nodes of a cell, the first that answers.
         living.sort_by_key(|(name, peer)| (name.clone(), peer.map(|peer| (self.is_silent(peer, now), peer))));
         living.dedup_by(|one, other| one.0 == other.0);
@@ -158,6 +168,9 @@ impl Members {
         let owner = self.owner_among(&living, key_hash(key), region);
         match owner {
             None => Decider::Nobody("no cell of the owning region is alive"),
+            Some(Some(UNREACHED)) => {
+                Decider::Nobody("the owner is a cell that this one has not reached since it started")
+            }
             Some(Some(peer)) => Decider::Peer(peer),
             Some(None) if !self.has_joined.load(Ordering::Acquire) => {
                 Decider::Nobody("this cell has just joined the others")
@@ -169,8 +182,12 @@ impl Members {
     /// Returns which of these cells a hash selects: a peer's index, `None` within for this cell.
     fn owner_among(&self, living: &Living, key: u64, region: Option<&str>) -> Option<Option<usize>> {
         let roster = self.roster.load();
-        let in_region = |peer: &Option<usize>| {
-            let of = peer.map_or(self.config.region.as_str(), |at| roster.region(at));
+        let in_region = |name: &str, peer: Option<usize>| {
+            let of = match peer {
+                None => self.config.region.as_str(),
+                Some(UNREACHED) => name.split('/').next().unwrap_or(name),
+                Some(at) => roster.region(at),
+            };
             region.is_none_or(|region| of == region)
         };
         let score = |name: &str| {
@@ -179,7 +196,7 @@ impl Members {
             hasher.number(key);
             hasher.finish()
         };
-        let candidates = living.iter().filter(|(_, peer)| in_region(peer));
+        let candidates = living.iter().filter(|(name, peer)| in_region(name, *peer));
         candidates.max_by_key(|(name, _)| score(name)).map(|(_, peer)| *peer)
     }
 }

@@ -36,6 +36,45 @@ fn hello(name: &str) -> Hello {
     Hello { version: 1, cell, region, incarnation: 1, key_check: 0, cells_check: 0, rank: 0, silence: None }
 }
 
+/// Without it two cells whose link was cut before they first met both decide what a hash gives one of them, each in a majority
+/// with the third: twice the limit.
+#[test]
+fn a_cell_that_was_never_reached_keeps_what_it_owns() {
+    let start = Timestamp::from_secs(1_000);
+    let names: Vec<String> = (0..60).map(|at| format!("k{at}")).collect();
+    let cells = ["eu/a", "us/b", "ap/c"];
+    // Each of the outer two reaches the middle one, which reaches both.
+    let outer = |own: usize, other: usize| {
+        let peers = [cells[1], cells[other]].map(|name| PeerConfig::new(&name[..2], name)).to_vec();
+        let members = Members::new(CellConfig::new(cells[own], &cells[own][..2], peers), 1, start);
+        members.on_hello(0, Hello { region: "us".to_owned(), ..hello(cells[1]) });
+        for seconds in 0..20 {
+            let now = start + TimeDelta::from_secs(seconds);
+            let seen = [cells[own], cells[other]].map(|cell| Sighting {
+                cell: cell.to_owned(),
+                age: 0,
+                sign: Sign::Answered,
+            });
+            members.on_answer(0, now, &seen, now);
+            members.refresh(now);
+        }
+        let now = start + TimeDelta::from_secs(19);
+        names.iter().map(|name| decides(&members, name, now)).collect::<Vec<_>>()
+    };
+    let (first, last) = (outer(0, 2), outer(2, 0));
+    let mut own = [0, 0];
+    for (name, (first, last)) in names.iter().zip(first.into_iter().zip(last)) {
+        own[0] += usize::from(first == Decider::Own);
+        own[1] += usize::from(last == Decider::Own);
+        match (first, last) {
+            (Decider::Own, Decider::Nobody(_)) | (Decider::Nobody(_), Decider::Own) => {}
+            (Decider::Peer(0), Decider::Peer(0)) => {}
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    assert!(own.iter().all(|own| (5..40).contains(own)), "{own:?}");
+}
+
 /// Without it each restart of any cell locks out the callers of exact limits of all cells.
 #[test]
 fn a_change_among_others_leaves_what_is_known() {

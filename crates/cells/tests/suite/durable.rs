@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tollgate_cells::durable::{
     CounterDigest, Durable, DurableRow, DurableStore, Kept, Peers, ReadBack, SavedSlot, Slot,
 };
@@ -372,6 +373,53 @@ impl CounterStore for Leased {
     fn leased_units(&self, _: &Charge<'_>) -> u64 {
         self.1
     }
+}
+
+/// A store that does not answer some debits in time.
+struct Late(Arc<MemoryStore<Clock>>, AtomicUsize);
+
+impl CounterStore for Late {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        self.0.charge(charges).await
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let left = self.1.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        if left == Ok(1) { Err(StoreError::Timeout) } else { self.0.debit(charges).await }
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        self.0.release(permits).await
+    }
+}
+
+/// Without it a node that starts while Redis is slow for a moment takes a late answer for a loss, and debits what other nodes have
+/// refunded.
+#[test]
+fn a_canary_that_was_late_to_be_written_is_no_loss() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_772_000_000)));
+    let store = counters(&clock);
+    // Those of all processes, the mark of a new store and the own ones: four each.
+    for late in 1..=12 {
+        let durable = Durable::new(b"key", &format!("p{late}"), &[], 4, Peers::None, Arc::clone(&clock));
+        let node = DurableStore::new(
+            Late(Arc::clone(&store), AtomicUsize::new(late)),
+            Some(Arc::new(durable.expect("valid"))),
+        );
+        let is_lost = || pollster::block_on(node.is_lost()).expect("an answer");
+        assert!(is_lost(), "a new process reads back");
+        let renewed = pollster::block_on(node.renew_canaries());
+        assert!(!is_lost(), "number {late} was late");
+        assert!(renewed.is_ok() || pollster::block_on(node.renew_canaries()).is_ok(), "made up for");
+        assert!(!is_lost());
+    }
+    let durable = Durable::new(b"key", "lost", &[], 4, Peers::None, Arc::clone(&clock)).expect("valid");
+    let durable = Some(Arc::new(durable));
+    let node = DurableStore::new(counters(&clock), durable.clone());
+    pollster::block_on(node.renew_canaries()).expect("renewed");
+    assert!(!pollster::block_on(node.is_lost()).expect("an answer"));
+    let emptied = DurableStore::new(counters(&clock), durable);
+    assert!(pollster::block_on(emptied.is_lost()).expect("an answer"));
 }
 
 /// Without it a reset takes more off the record than requests have put there, and what is restored later is too little.

@@ -224,7 +224,8 @@ impl DurableServer {
     async fn watch(&self, ready: oneshot::Sender<()>) {
         let (mut ready, mut is_first) = (Some(ready), true);
         let (mut has_warned, mut is_noticed) = (false, false);
-        let (mut backoff, mut renewed) = (INTERVAL, tokio::time::Instant::now());
+        // When all canaries were last written.
+        let (mut backoff, mut renewed) = (INTERVAL, None::<tokio::time::Instant>);
         loop {
             if !is_first && self.durable.is_idle() {
                 tokio::time::sleep(INTERVAL).await;
@@ -248,7 +249,7 @@ impl DurableServer {
                         ready.take().map(|ready| ready.send(()));
                     }
                     Ok(()) => {
-                        let _ = self.store().renew_canaries().await;
+                        renewed = self.store().renew_canaries().await.is_ok().then(tokio::time::Instant::now);
                         // Counted once what was lost is known again.
                         self.losses.fetch_add(u64::from(!is_first), Ordering::Relaxed);
                         (is_first, has_warned, is_noticed) = (false, false, false);
@@ -265,8 +266,8 @@ impl DurableServer {
                 continue;
             }
             backoff = INTERVAL;
-            if renewed.elapsed() >= RENEW && self.store().renew_canaries().await.is_ok() {
-                renewed = tokio::time::Instant::now();
+            if renewed.is_none_or(|at| at.elapsed() >= RENEW) && self.store().renew_canaries().await.is_ok() {
+                renewed = Some(tokio::time::Instant::now());
             }
             tokio::time::sleep(INTERVAL).await;
         }
