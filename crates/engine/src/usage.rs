@@ -220,7 +220,7 @@ impl<S: CounterStore> Limiter<S> {
                 sets.push(&one.given);
             }
         }
-        let (mut limits, mut tier) = (Vec::new(), None);
+        let (mut limits, mut tier, mut failed) = (Vec::new(), None, None);
         for given in sets.iter().copied() {
             let attributes: Vec<(&str, &str)> = of.attributes.iter().chain(given).copied().collect();
             let check = of.check(domain, &attributes);
@@ -231,11 +231,25 @@ impl<S: CounterStore> Limiter<S> {
             plan_into(&rules, quotas, &check, &mut plan);
             let own: Vec<&PerCallerRule<'_>> =
                 found.iter().filter(|one| one.missing.is_empty() && one.given == given).collect();
-            limits.extend(self.read_plan(&plan, &own, reading).await?);
+            match self.read_plan(&plan, &own, reading).await {
+                Ok(read) => limits.extend(read),
+                // What cannot be reached is no reason to withhold the rest.
+                Err((read, error)) => {
+                    // What can be read and was not reset must not seem to be.
+                    if reading == Reading::Reset && read.iter().any(|one| one.remaining.is_some()) {
+                        return Err(error.into());
+                    }
+                    limits.extend(read);
+                    failed = failed.or(Some(error));
+                }
+            }
             if given.is_empty() {
                 let own = found.iter().filter(|one| !one.is_shared);
                 tier = own.filter_map(|one| plan.tier_for(one.rule)).next().or(plan.tier).map(str::to_owned);
             }
+        }
+        if let Some(error) = failed.filter(|_| limits.iter().all(|one| one.remaining.is_none())) {
+            return Err(error.into());
         }
         limits.sort_by_key(|one| one.rule_id);
         let is_read = |one: &PerCallerRule<'_>| one.missing.is_empty() && sets.contains(&&one.given[..]);
@@ -256,13 +270,15 @@ impl<S: CounterStore> Limiter<S> {
         })
     }
 
-    /// Reads the counters of these rules, which the plan's request matches.
+    /// Reads the counters of these rules, which the plan's request matches. Limits whose counters cannot be reached have no
+    /// `remaining`; the error comes with them if that is so for all.
     async fn read_plan(
         &self,
         plan: &Plan<'_>,
         own: &[&PerCallerRule<'_>],
         reading: Reading,
-    ) -> Result<Vec<LimitUsage>, UsageError> {
+    ) -> Result<Vec<LimitUsage>, (Vec<LimitUsage>, StoreError)> {
+        let mut failed = None;
         let of = |id: u32| own.iter().find(|own| own.rule.id == id);
         let counters = counters(plan, |matched| matched.rule.is_some_and(|rule| of(rule.id).is_some()));
         if reading == Reading::Reset {
@@ -278,12 +294,18 @@ impl<S: CounterStore> Limiter<S> {
                 .filter(spends)
                 .collect();
             if !all.is_empty() {
-                self.reset_counters(&all).await?;
+                failed = self.reset_counters(&all).await.err();
                 self.full_counters.clear();
             }
         }
         let looks = charges(plan, &counters, Cost::PEEK);
-        let peeked = if looks.is_empty() { SmallVec::new() } else { self.peek(&looks).await? };
+        let peeked = match looks.is_empty() {
+            true => SmallVec::new(),
+            false => self.peek(&looks).await.unwrap_or_else(|error| {
+                failed = Some(error);
+                std::iter::repeat_n(Outcome::UNKNOWN, looks.len()).collect()
+            }),
+        };
         let (mut peeked, mut looks, now) = (peeked.into_iter(), looks.iter(), self.clock.now());
         let limits = counters.iter().filter_map(|counter| {
             let outcomes: Vec<Outcome> = peeked.by_ref().take(counter.names.len()).collect();
@@ -293,7 +315,11 @@ impl<S: CounterStore> Limiter<S> {
             let region = self.region_of(own.iter().copied());
             Some(LimitUsage { region, ..used(plan, counter, &outcomes, rule, (now, hash)) })
         });
-        Ok(limits.collect())
+        let limits = limits.collect();
+        match failed {
+            None => Ok(limits),
+            Some(error) => Err((limits, error)),
+        }
     }
 
     /// Resets counters: all, or where some of them cannot be reached, the others.

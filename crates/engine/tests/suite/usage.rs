@@ -1,8 +1,14 @@
 //! Usage is reported without charging, for every algorithm; a reset restores all of it.
 
 use crate::rig::{self, rig};
-use tollgate_core::{Clock, Cost, TimeDelta};
-use tollgate_engine::{LimitSource, Usage, UsageError, UsageOf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tollgate_core::{
+    Charge, Clock, Cost, CounterStore, ManualClock, Outcomes, Permit, StoreError, TimeDelta, Timestamp,
+};
+use tollgate_engine::{Check, LimitSource, LimitUsage, Limiter, Usage, UsageError, UsageOf};
+use tollgate_rules::{Options, Ruleset, Source};
+use tollgate_store::{MemoryConfig, MemoryStore};
 
 const FORMS: [&str; 8] = [
     "limit: 7/second",
@@ -202,4 +208,67 @@ fn usage_is_of_a_window_that_contains_now() {
     }
     let rig = rig("{domain: d, descriptors: [{key: api_key, concurrency: 2}]}");
     assert_eq!(usage(&rig, &[("api_key", "k")]).limits[0].window, None, "permits have no window");
+}
+
+/// Counters in memory, of which some have an owner that is away.
+struct PartlyAway {
+    near: MemoryStore<Arc<ManualClock>>,
+    is_away: AtomicBool,
+}
+
+impl PartlyAway {
+    fn reach(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let is_far = charges.iter().any(|charge| charge.key.scope.label().contains("far"));
+        if is_far && self.is_away.load(Ordering::Relaxed) { Err(StoreError::Timeout) } else { Ok(()) }
+    }
+}
+
+impl CounterStore for PartlyAway {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        self.reach(charges)?;
+        self.near.charge(charges).await
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        self.reach(charges)?;
+        self.near.debit(charges).await
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        self.near.release(permits).await
+    }
+}
+
+/// Without it one owner that is away hides all of a caller's usage from operators, and they cannot reset any of it.
+#[test]
+fn what_cannot_be_reached_has_no_remaining_and_the_rest_is_read_and_reset() {
+    let rules = "
+domain: d
+descriptors:
+  - key: user
+    limit: 10/hour
+    descriptors:
+      - {key: far, limit: 5/hour}
+";
+    let rules = Ruleset::load(&[Source::new("r.yaml", rules)], &Options::default()).expect("rules");
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
+    let near = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
+    let store = PartlyAway { near, is_away: AtomicBool::new(false) };
+    let limiter = Limiter::new(Arc::new(rules), store, clock);
+    let caller = [("user", "u"), ("far", "x")];
+    for _ in 0..3 {
+        assert!(pollster::block_on(limiter.check(&Check::attributes("d", &caller))).is_allowed());
+    }
+    let used = |usage: &Usage| usage.limits.iter().map(LimitUsage::used).collect::<Vec<_>>();
+    let read = || pollster::block_on(limiter.usage(&of(&caller)));
+    assert_eq!(used(&read().expect("usage")), [Some(3), Some(3)]);
+    limiter.store().is_away.store(true, Ordering::Relaxed);
+    assert_eq!(used(&read().expect("what is near")), [Some(3), None]);
+    let reset = pollster::block_on(limiter.reset(&of(&caller))).expect("what is near");
+    assert_eq!(used(&reset), [Some(0), None]);
+    let far = UsageOf { rule: Some("user/far"), ..of(&caller) };
+    assert!(matches!(pollster::block_on(limiter.usage(&far)), Err(UsageError::Store(_))));
+    assert!(matches!(pollster::block_on(limiter.reset(&far)), Err(UsageError::Store(_))));
+    limiter.store().is_away.store(false, Ordering::Relaxed);
+    assert_eq!(used(&read().expect("usage")), [Some(0), Some(3)], "nothing seems to be reset that is not");
 }
