@@ -111,15 +111,18 @@ impl Contents {
         details.has_rare_parts() || !quotas.is_empty() || grants.is_some() || effect.is_some()
     }
 
-    /// Clears what few decisions have. Returns `None` if a list's memory is too large to be kept. Apart, to keep the usual drop
+    /// Clears what few decisions have, and keeps the body unless a list's memory is too large. Apart, to keep the usual drop
     /// short.
     #[cold]
     #[inline(never)]
-    fn without_rare_parts(mut self: Box<Self>) -> Option<Box<Self>> {
+    fn keep_without_rare_parts(mut self: Box<Self>) {
         self.details.clear_rare_parts();
         self.quotas.clear();
         (self.grants, self.effect) = (None, None);
-        (!self.details.has_list_beyond(MAX_LIST)).then_some(self)
+        if !self.details.has_list_beyond(MAX_LIST) {
+            self.details.clear();
+            self.keep();
+        }
     }
 }
 
@@ -130,7 +133,7 @@ pub(crate) struct DecisionBody(Option<Box<Contents>>);
 impl DecisionBody {
     /// Returns the body of a request that no limit applies to, with the rules of the current generation; `load` reads
     /// them if the thread does not have them.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(generation: &Generation, load: impl FnOnce() -> Arc<Ruleset>) -> Self {
         // Read before the rules: they may then be newer than it says, never older.
         let current = generation.current();
@@ -174,10 +177,7 @@ impl Drop for DecisionBody {
     fn drop(&mut self) {
         let Some(mut contents) = self.0.take() else { return };
         if contents.has_rare_parts() {
-            match contents.without_rare_parts() {
-                Some(cleared) => contents = cleared,
-                None => return,
-            }
+            return contents.keep_without_rare_parts();
         }
         contents.details.clear();
         contents.keep();

@@ -23,7 +23,7 @@ pub(crate) fn decides(matched: &MatchedLimit<'_>) -> bool {
     matched.role.is_enforced(matched.rule.map_or(Action::Reject, |rule| rule.action))
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
     folded.origin = Origin::Store;
     folded.at = outcomes.at;
@@ -37,7 +37,7 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDe
         push_status(folded, matched, outcome);
         if outcome.verdict != Verdict::ALLOWED || matched.limit.soft.is_some() {
             denials |= outcome.verdict.is_denied();
-            fold_effects(matched, &outcome, folded);
+            fold_effects(matched, outcome.verdict, outcome.remaining, folded);
         }
     }
     if denials && is_denied(plan, outcomes) {
@@ -45,10 +45,11 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDe
     }
 }
 
-/// Folds what an outcome does beside being shown: it delays the request, degrades it or warns. Apart, because few do.
+/// Folds what an outcome does beside being shown: it delays the request, degrades it or warns. Apart, because few do. Takes
+/// the outcome's fields, because a reference would keep it out of the processor's registers.
 #[inline(never)]
-fn fold_effects(matched: &MatchedLimit<'_>, outcome: &Outcome, folded: &mut DecisionDetails) {
-    match outcome.verdict {
+fn fold_effects(matched: &MatchedLimit<'_>, verdict: Verdict, remaining: u64, folded: &mut DecisionDetails) {
+    match verdict {
         Verdict::Allowed { delay } if decides(matched) => {
             folded.verdict = DecisionVerdict::Allowed { delay: folded.delay().max(delay) };
         }
@@ -59,8 +60,8 @@ fn fold_effects(matched: &MatchedLimit<'_>, outcome: &Outcome, folded: &mut Deci
     }
     if let Some(soft) = matched.limit.soft
         && matched.role == Role::Live
-        && outcome.verdict != Verdict::Unknown
-        && matched.limit.limit.capacity().saturating_sub(outcome.remaining) > soft.threshold
+        && verdict != Verdict::Unknown
+        && matched.limit.limit.capacity().saturating_sub(remaining) > soft.threshold
     {
         let mark = match soft.action {
             SoftAction::Warn => &mut folded.warned_by,

@@ -389,13 +389,8 @@ impl<S: CounterStore> Limiter<S> {
     /// is still to be set, and its name.
     #[inline]
     fn prefetch<'a>(&self, plan: &'a Plan<'_>) -> Option<NamedCharge<'a>> {
-        match &plan.limits[..] {
-            [matched] if plan.fleet.is_none() => {
-                let charge = plan.charge(matched, PermitId::ANONYMOUS);
-                self.store.prefetch(&charge.key).map(|name| (charge, name))
-            }
-            _ => None,
-        }
+        let charge = plan.only_charge(PermitId::ANONYMOUS).filter(|_| plan.fleet.is_none())?;
+        self.store.prefetch(&charge.key).map(|name| (charge, name))
     }
 
     /// Charges the plan without waiting, if the store can and the outcome is final. `named` is what
@@ -556,7 +551,7 @@ fn is_shared_by_cells(matched: &MatchedLimit<'_>) -> bool {
 }
 
 /// Adds the limits that a request matches to `plan`; none if the domain is unknown. Returns whether it is known.
-#[inline]
+#[inline(always)]
 pub(crate) fn plan_into<'p>(
     rules: &'p Ruleset,
     quotas: &'p [Arc<CallerOverrides>],
