@@ -270,20 +270,35 @@ impl DecisionDetails {
         }
     }
 
-    /// Makes it [`DecisionDetails::unmatched`] again, with the same ID. Keeps the lists' memory.
+    /// Makes it [`DecisionDetails::unmatched`] again, with the same ID, if it has no rare parts.
     #[inline]
     pub(crate) fn clear(&mut self) {
         let Self { id: _, verdict, origin, at, denied_by, degraded_by, warned_by, .. } = self;
         (*verdict, *origin) = (DecisionVerdict::Allowed { delay: TimeDelta::ZERO }, Origin::Unmatched);
         (*at, *denied_by, *degraded_by, *warned_by) = (Timestamp::ZERO, None, None, None);
-        self.shed_class = None;
-        let Self { limits, descriptors, malformed_cost, reason, inline_limits, granted, .. } = self;
+        let Self { limits, descriptors, shed_class, .. } = self;
+        *shed_class = None;
         limits.clear();
         descriptors.clear();
-        if malformed_cost.is_some() || granted.is_some() || reason.is_some() || !inline_limits.is_empty() {
-            (*malformed_cost, *granted, *reason) = (None, None, None);
-            inline_limits.clear();
-        }
+    }
+
+    /// Returns whether it has something that few decisions have, or a list in memory of its own.
+    #[inline]
+    pub(crate) fn has_rare_parts(&self) -> bool {
+        let Self { limits, descriptors, malformed_cost, reason, inline_limits, granted, .. } = self;
+        limits.spilled()
+            || descriptors.spilled()
+            || inline_limits.capacity() > 0
+            || malformed_cost.is_some()
+            || reason.is_some()
+            || granted.is_some()
+    }
+
+    /// Clears what few decisions have. Keeps the lists' memory.
+    pub(crate) fn clear_rare_parts(&mut self) {
+        let Self { malformed_cost, reason, inline_limits, granted, .. } = self;
+        (*malformed_cost, *granted, *reason) = (None, None, None);
+        inline_limits.clear();
     }
 
     /// Returns whether one of its lists has memory for more than so many elements, which are more than it has room for in

@@ -17,7 +17,7 @@ use crate::decision::DecisionDetails;
 use crate::emergency::MeasureEffect;
 use crate::grant::Grants;
 use crate::quota_provider::Quotas;
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,8 +29,8 @@ const MAX_KEPT: usize = 16;
 const MAX_LIST: usize = 64;
 
 thread_local! {
-    #[allow(clippy::vec_box, reason = "what is kept is the boxes")]
-    static KEPT: RefCell<Vec<Box<Contents>>> = const { RefCell::new(Vec::new()) };
+    /// The first of the bodies that the thread keeps; each holds the next. A list of boxes would be looked up twice.
+    static KEPT: Cell<Option<Box<Contents>>> = const { Cell::new(None) };
 }
 
 /// Generation of a limiter's rules. No two in a process are equal, whichever limiters they belong to.
@@ -72,6 +72,58 @@ pub(crate) struct Contents {
     pub(crate) grants: Option<Arc<Grants>>,
     /// Effect of the emergency measures on the request.
     pub(crate) effect: Option<Box<MeasureEffect>>,
+    /// The next body that the thread keeps, while this one is kept.
+    next: Option<Box<Self>>,
+    /// Number of bodies that the thread keeps from this one on, while it is kept.
+    kept: usize,
+}
+
+impl Contents {
+    /// Takes the first body that the thread keeps.
+    #[inline]
+    fn take_kept() -> Option<Box<Self>> {
+        let taken = KEPT.try_with(|kept| {
+            let mut first = kept.take()?;
+            kept.set(first.next.take());
+            Some(first)
+        });
+        taken.ok().flatten()
+    }
+
+    /// Keeps the body, unless the thread has enough of them. A thread that is ending keeps nothing.
+    #[inline]
+    fn keep(mut self: Box<Self>) {
+        let _ = KEPT.try_with(|kept| {
+            let next = kept.take();
+            self.kept = next.as_ref().map_or(0, |next| next.kept) + 1;
+            if self.kept > MAX_KEPT {
+                return kept.set(next);
+            }
+            self.next = next;
+            kept.set(Some(self));
+        });
+    }
+
+    /// Returns whether it has something that few decisions have.
+    #[inline]
+    fn has_rare_parts(&self) -> bool {
+        let Self { details, quotas, grants, effect, .. } = self;
+        details.has_rare_parts() || !quotas.is_empty() || grants.is_some() || effect.is_some()
+    }
+
+    /// Clears what few decisions have, and keeps the body unless a list's memory is too large. Apart, to keep the usual drop
+    /// short.
+    #[cold]
+    #[inline(never)]
+    fn keep_without_rare_parts(mut self: Box<Self>) {
+        self.details.clear_rare_parts();
+        self.quotas.clear();
+        (self.grants, self.effect) = (None, None);
+        if !self.details.has_list_beyond(MAX_LIST) {
+            self.details.clear();
+            self.keep();
+        }
+    }
 }
 
 /// Owner of a decision's [`Contents`]. Present until it is dropped.
@@ -81,11 +133,11 @@ pub(crate) struct DecisionBody(Option<Box<Contents>>);
 impl DecisionBody {
     /// Returns the body of a request that no limit applies to, with the rules of the current generation; `load` reads
     /// them if the thread does not have them.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(generation: &Generation, load: impl FnOnce() -> Arc<Ruleset>) -> Self {
         // Read before the rules: they may then be newer than it says, never older.
         let current = generation.current();
-        let kept = KEPT.try_with(|kept| kept.borrow_mut().pop()).ok().flatten();
+        let kept = Contents::take_kept();
         match kept {
             Some(contents) if contents.generation == current => Self(Some(contents)),
             kept => Self::with_rules(kept, current, load()),
@@ -94,7 +146,13 @@ impl DecisionBody {
 
     #[cold]
     fn with_rules(kept: Option<Box<Contents>>, generation: u64, rules: Arc<Ruleset>) -> Self {
-        let _ = KEPT.try_with(|kept| kept.borrow_mut().retain(|other| other.generation == generation));
+        let mut others = KEPT.try_with(Cell::take).ok().flatten();
+        while let Some(mut other) = others {
+            others = other.next.take();
+            if other.generation == generation {
+                other.keep();
+            }
+        }
         Self(Some(match kept {
             Some(mut contents) => {
                 (contents.rules, contents.generation) = (rules, generation);
@@ -107,6 +165,8 @@ impl DecisionBody {
                 quotas: Quotas::new(),
                 grants: None,
                 effect: None,
+                next: None,
+                kept: 0,
             }),
         }))
     }
@@ -116,21 +176,11 @@ impl Drop for DecisionBody {
     #[inline]
     fn drop(&mut self) {
         let Some(mut contents) = self.0.take() else { return };
-        let Contents { details, rules: _, generation: _, quotas, grants, effect } = &mut *contents;
-        details.clear();
-        if !quotas.is_empty() || grants.is_some() || effect.is_some() {
-            quotas.clear();
-            (*grants, *effect) = (None, None);
+        if contents.has_rare_parts() {
+            return contents.keep_without_rare_parts();
         }
-        if !details.has_list_beyond(MAX_LIST) {
-            // A thread that is ending keeps nothing.
-            let _ = KEPT.try_with(|kept| {
-                let mut kept = kept.borrow_mut();
-                if kept.len() < MAX_KEPT {
-                    kept.push(contents);
-                }
-            });
-        }
+        contents.details.clear();
+        contents.keep();
     }
 }
 

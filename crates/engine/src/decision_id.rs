@@ -16,9 +16,15 @@ use std::sync::LazyLock;
 pub struct DecisionId(pub u128);
 
 thread_local! {
-    static NEXT: Cell<(u64, u64)> = Cell::new((random(), 0));
-    /// The keys of the permutation, in this thread's own cache line.
-    static KEYS: [u64; ROUNDS] = *PROCESS_KEYS;
+    static GENERATOR: Generator = Generator { thread: random(), count: Cell::new(0), keys: *PROCESS_KEYS };
+}
+
+/// What a thread makes IDs from, in a cache line of its own.
+struct Generator {
+    thread: u64,
+    count: Cell<u64>,
+    /// The keys of the permutation.
+    keys: [u64; ROUNDS],
 }
 
 /// Rounds of the permutation: with four, every bit of the counter reaches every bit of the ID on two ways.
@@ -43,10 +49,9 @@ impl DecisionId {
     /// Returns an ID that no decision, reservation or lease has had, on this or any other node.
     #[must_use]
     pub fn generate() -> Self {
-        NEXT.with(|next| {
-            let (thread, count) = next.get();
-            next.set((thread, count + 1));
-            Self(KEYS.with(|keys| permute(thread, count + 1, keys)))
+        GENERATOR.with(|Generator { thread, count, keys }| {
+            count.set(count.get() + 1);
+            Self(permute(*thread, count.get(), keys))
         })
     }
 

@@ -23,11 +23,11 @@ pub(crate) fn decides(matched: &MatchedLimit<'_>) -> bool {
     matched.role.is_enforced(matched.rule.map_or(Action::Reject, |rule| rule.action))
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
     folded.origin = Origin::Store;
     folded.at = outcomes.at;
-    let mut delay = TimeDelta::ZERO;
+    folded.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
     let mut denials = false;
     for (matched, outcome) in plan.limits.iter().zip(&outcomes.per_charge) {
         let mut outcome = *outcome;
@@ -35,32 +35,39 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDe
             outcome.remaining = matched.remaining_of_whole(&outcome);
         }
         push_status(folded, matched, outcome);
-        match outcome.verdict {
-            Verdict::Allowed { delay: TimeDelta::ZERO } | Verdict::Unknown => {}
-            Verdict::Allowed { delay: own } if decides(matched) => delay = delay.max(own),
-            Verdict::Allowed { .. } => {}
-            Verdict::Denied { .. } => {
-                denials = true;
-                if matched.role == Role::Live && !decides(matched) {
-                    folded.degraded_by.get_or_insert(decided_by(matched));
-                }
-            }
-        }
-        if let Some(soft) = matched.limit.soft
-            && matched.role == Role::Live
-            && outcome.verdict != Verdict::Unknown
-            && matched.limit.limit.capacity().saturating_sub(outcome.remaining) > soft.threshold
-        {
-            let mark = match soft.action {
-                SoftAction::Warn => &mut folded.warned_by,
-                SoftAction::Degrade => &mut folded.degraded_by,
-            };
-            mark.get_or_insert(decided_by(matched));
+        if outcome.verdict != Verdict::ALLOWED || matched.limit.soft.is_some() {
+            denials |= outcome.verdict.is_denied();
+            fold_effects(matched, outcome.verdict, outcome.remaining, folded);
         }
     }
-    folded.verdict = DecisionVerdict::Allowed { delay };
     if denials && is_denied(plan, outcomes) {
         deny(plan, outcomes, folded);
+    }
+}
+
+/// Folds what an outcome does beside being shown: it delays the request, degrades it or warns. Apart, because few do. Takes
+/// the outcome's fields, because a reference would keep it out of the processor's registers.
+#[inline(never)]
+fn fold_effects(matched: &MatchedLimit<'_>, verdict: Verdict, remaining: u64, folded: &mut DecisionDetails) {
+    match verdict {
+        Verdict::Allowed { delay } if decides(matched) => {
+            folded.verdict = DecisionVerdict::Allowed { delay: folded.delay().max(delay) };
+        }
+        Verdict::Denied { .. } if matched.role == Role::Live && !decides(matched) => {
+            folded.degraded_by.get_or_insert(decided_by(matched));
+        }
+        Verdict::Allowed { .. } | Verdict::Denied { .. } | Verdict::Unknown => {}
+    }
+    if let Some(soft) = matched.limit.soft
+        && matched.role == Role::Live
+        && verdict != Verdict::Unknown
+        && matched.limit.limit.capacity().saturating_sub(remaining) > soft.threshold
+    {
+        let mark = match soft.action {
+            SoftAction::Warn => &mut folded.warned_by,
+            SoftAction::Degrade => &mut folded.degraded_by,
+        };
+        mark.get_or_insert(decided_by(matched));
     }
 }
 

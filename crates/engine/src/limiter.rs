@@ -94,11 +94,14 @@ pub struct Limiter<S> {
 
 /// Result of planning.
 enum Planned {
-    /// The plan is to be charged. With the name of its counter, as [`CounterStore::prefetch`] returns it.
-    Charged { name: Option<u64> },
+    /// The plan is to be charged.
+    Charged,
     /// Nothing is to be charged: the decision is complete.
     Uncharged,
 }
+
+/// The charge of a plan of one limit, and the name of its counter, as [`CounterStore::prefetch`] returns it.
+type NamedCharge<'a> = (Charge<'a>, u64);
 
 /// Result of charging without waiting.
 pub(crate) enum Tried {
@@ -329,18 +332,25 @@ impl<S: CounterStore> Limiter<S> {
                         return Planned::Uncharged;
                     }
                     change(&mut plan);
-                    Planned::Charged { name: self.prefetch(&plan) }
+                    Planned::Charged
                 });
+                let prefetched = match planned {
+                    Ok(Planned::Charged) => self.guarded(|| Some(self.prefetch(&plan))),
+                    Ok(Planned::Uncharged) => Ok(None),
+                    Err(panic) => Err(panic),
+                };
                 // Before the charge, because the counter is on its way into the processor's cache meanwhile.
                 fold::descriptors(&plan, details);
                 details.id = DecisionId::generate();
                 let permit = holder(details.id);
-                let tried = match planned {
-                    Ok(Planned::Charged { name }) => self.guarded(|| match plan.fleet {
-                        Some(_) => self.try_charge_shared(&mut plan, permit, grants.is_some(), details),
-                        None => self.try_charge(&plan, name, permit, grants.is_some(), details),
-                    }),
-                    Ok(Planned::Uncharged) => Ok(Tried::Decided),
+                let tried = match prefetched {
+                    Ok(Some(_)) if plan.fleet.is_some() => {
+                        self.guarded(|| self.try_charge_shared(&mut plan, permit, grants.is_some(), details))
+                    }
+                    Ok(Some(named)) => {
+                        self.guarded(|| self.try_charge(&plan, named, permit, grants.is_some(), details))
+                    }
+                    Ok(None) => Ok(Tried::Decided),
                     Err(panic) => Err(panic),
                 };
                 if !matches!(tried, Ok(Tried::Decided)) {
@@ -375,23 +385,21 @@ impl<S: CounterStore> Limiter<S> {
         }
     }
 
-    /// Begins to load the counter of a plan of one limit into the processor's cache. Returns its name, as
-    /// [`CounterStore::prefetch`].
+    /// Begins to load the counter of a plan of one limit into the processor's cache. Returns its charge, with a permit that
+    /// is still to be set, and its name.
     #[inline]
-    fn prefetch(&self, plan: &Plan<'_>) -> Option<u64> {
-        match &plan.limits[..] {
-            [matched] if plan.fleet.is_none() => self.store.prefetch(&plan.key(matched)),
-            _ => None,
-        }
+    fn prefetch<'a>(&self, plan: &'a Plan<'_>) -> Option<NamedCharge<'a>> {
+        let charge = plan.only_charge(PermitId::ANONYMOUS).filter(|_| plan.fleet.is_none())?;
+        self.store.prefetch(&charge.key).map(|name| (charge, name))
     }
 
-    /// Charges the plan without waiting, if the store can and the outcome is final. `name` is what
+    /// Charges the plan without waiting, if the store can and the outcome is final. `named` is what
     /// [`Limiter::prefetch`] has returned for it.
     #[inline]
     fn try_charge(
         &self,
         plan: &Plan<'_>,
-        name: Option<u64>,
+        named: Option<NamedCharge<'_>>,
         permit: PermitId,
         has_grants: bool,
         details: &mut DecisionDetails,
@@ -400,12 +408,12 @@ impl<S: CounterStore> Limiter<S> {
             return Tried::Declined;
         }
         let mut outcomes = Outcomes::default();
-        let is_charged = match (&plan.limits[..], name) {
+        let is_charged = match named {
             // A single limit needs no list, and its single call is inlined.
-            ([matched], Some(name)) => {
-                self.store.try_charge_named(&plan.charge(matched, permit), name, &mut outcomes)
+            Some((charge, name)) => {
+                self.store.try_charge_named(&Charge { permit, ..charge }, name, &mut outcomes)
             }
-            _ => self.try_charge_list(plan, permit, &mut outcomes),
+            None => self.try_charge_list(plan, permit, &mut outcomes),
         };
         if !is_charged {
             return Tried::Declined;
@@ -543,7 +551,7 @@ fn is_shared_by_cells(matched: &MatchedLimit<'_>) -> bool {
 }
 
 /// Adds the limits that a request matches to `plan`; none if the domain is unknown. Returns whether it is known.
-#[inline]
+#[inline(always)]
 pub(crate) fn plan_into<'p>(
     rules: &'p Ruleset,
     quotas: &'p [Arc<CallerOverrides>],

@@ -99,11 +99,7 @@ pub(crate) fn domain(
     let domain = Domain {
         name,
         profile,
-        coupling: match profile {
-            Profile::Native => Coupling::AllOrNone,
-            Profile::Envoy if options.stop_when_over => Coupling::AllOrNoneOfLive,
-            Profile::Envoy => Coupling::Each,
-        },
+        coupling: coupling(profile, options),
         matching: file.matching,
         algorithm,
         scope,
@@ -118,6 +114,15 @@ pub(crate) fn domain(
         rules: Arc::new([]),
     };
     Some((domain, places))
+}
+
+/// Returns what a denial by one limit means for the others.
+const fn coupling(profile: Profile, options: &Options) -> Coupling {
+    match profile {
+        Profile::Native => Coupling::AllOrNone,
+        Profile::Envoy if options.stop_when_over => Coupling::AllOrNoneOfLive,
+        Profile::Envoy => Coupling::Each,
+    }
 }
 
 /// Adds the rules of another file of the same domain, whose own settings are those of the first file.
@@ -354,6 +359,7 @@ impl Compiler<'_, '_> {
         let rule = Rule {
             id,
             is_plain: false,
+            enforcement: Default::default(),
             is_shedding: false,
             has_explicit_name: draft.name.is_some(),
             keys: self.keys_of_last_node(),
@@ -388,7 +394,7 @@ impl Compiler<'_, '_> {
             metadata: draft.metadata,
             location: (self.reader.source.name.clone(), draft.at.line),
         };
-        self.rules.push(rule.with_plain_flag());
+        self.rules.push(rule.prepared(coupling(self.profile, self.options)));
         Some(id)
     }
 

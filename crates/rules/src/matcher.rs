@@ -48,6 +48,7 @@ impl Domain {
     }
 
     /// Like [`Domain::plan`], but writes into a caller-supplied plan, because plans are expensive to move.
+    #[inline(always)]
     pub fn plan_into<'p>(&'p self, request: &'p Attributes<'p>, cost: Cost, plan: &mut Plan<'p>) {
         if self.depends_on_tier {
             plan.tier = general_tier(plan.quotas).or_else(|| find(request, &self.tier_key));
@@ -85,6 +86,7 @@ impl Domain {
     }
 
     /// Like [`Domain::plan_descriptors`], but writes into a caller-supplied plan.
+    #[inline(never)]
     pub fn plan_descriptors_into<'p>(
         &'p self,
         descriptors: &'p [Descriptor<'p>],
@@ -135,10 +137,10 @@ impl Domain {
     ) {
         let Some(fleet) = &overload.fleet else { return };
         let rule = &self.rules[fleet.rule as usize];
-        let look = CostResolver { cost, attributes: &[] };
+        let look = &CostResolver { cost, attributes: &[] };
         let before = plan.limits.len();
         let parts = plan.parts.len();
-        push_limits(plan, self.coupling, rule, None, parts..parts, look, 0);
+        push_limits(plan, rule, None, parts..parts, look, 0);
         let priority = overload.priority_of(&value);
         plan.limits.truncate(before + fleet.charged[priority.index()]);
         let share = match (&fleet.shares, &overload.fairness) {
@@ -180,8 +182,8 @@ impl Domain {
         match node.rule {
             Some(id) => {
                 let rule = &self.rules[id as usize];
-                let look = CostResolver { cost, attributes: descriptor.entries };
-                (push_limits(plan, self.coupling, rule, tier, path, look, i), Some(rule))
+                let look = &CostResolver { cost, attributes: descriptor.entries };
+                (push_limits(plan, rule, tier, path, look, i), Some(rule))
             }
             None => (MatchKind::None, None),
         }
@@ -226,20 +228,27 @@ fn request_cost(descriptors: &[Descriptor<'_>], hits: Cost) -> Cost {
     charged.or_else(|| costs().find(|cost| cost.is_refund())).or_else(|| costs().next()).unwrap_or(hits)
 }
 
-/// Adds the part that a value adds to a counter key. Returns `false` if it adds none, because the rule fixes the value,
-/// or because it is not an address. Written in place in each case: a part that is first built elsewhere is read again
+/// Adds the part that a value adds to a counter key, if the rule does not fix the value. Returns `false` if the node is for
+/// addresses and the value is none. Written in place in each case: a part that is first built elsewhere is read again
 /// before its bytes have left the processor's store buffer, which takes as long as the rest of the visit.
 #[inline(always)]
 fn push_part<'p>(parts: &mut PlanParts<'p>, node: &TreeNode, value: &'p str) -> bool {
     match &node.element.test {
-        ValueTest::Any | ValueTest::Like(_) => parts.push(value_part(node.is_secret, value)),
-        ValueTest::Exact(_) | ValueTest::Shared(_) => return false,
-        ValueTest::Network(prefix) => match prefix.network(value) {
-            Some(network) => parts.push(network),
-            None => return false,
-        },
+        ValueTest::Any | ValueTest::Like(_) => {
+            parts.push(value_part(node.is_secret, value));
+            true
+        }
+        other => push_other_part(parts, other, value),
     }
-    true
+}
+
+/// Adds the part of a value that is not a part as it is. Apart, because one test of the usual case is faster than a table.
+#[inline(never)]
+fn push_other_part(parts: &mut PlanParts<'_>, test: &ValueTest, value: &str) -> bool {
+    let ValueTest::Network(prefix) = test else { return true };
+    let network = prefix.network(value);
+    parts.extend(network);
+    network.is_some()
 }
 
 #[inline]

@@ -1,11 +1,12 @@
 //! Compiled rule: the data that the engine reads after a request has matched.
 
 use crate::metadata::Metadata;
+use crate::plan::MatchedLimit;
 use crate::region::RegionSetting;
 use crate::unit::Unit;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tollgate_core::{KeyPart, Limit, LossPolicy, Mode, RegionMode, Scope, StableHasher};
+use tollgate_core::{Enforcement, KeyPart, Limit, LossPolicy, Mode, RegionMode, Scope, StableHasher};
 
 /// The arithmetic of a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -132,6 +133,10 @@ pub enum Role {
 }
 
 impl Role {
+    /// All roles, in the order of their declaration.
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Live, Self::Shadow, Self::Candidate, Self::Quota, Self::Unenforced];
+
     /// Returns whether the limit is in force: it affects the decision, unlike one that is only counted.
     #[must_use]
     #[inline]
@@ -369,6 +374,8 @@ pub struct Rule {
     pub(crate) is_plain: bool,
     /// Whether a denial sheds load: the caller is not over a limit of its own.
     pub is_shedding: bool,
+    /// What a denial by a limit in each role, at the position of its index, means for the request's other limits.
+    pub(crate) enforcement: [Enforcement; Role::ALL.len()],
     /// Priority: of several denying rules, the one with the highest is reported.
     pub priority: i32,
     /// Limits for callers without limits by tier.
@@ -420,12 +427,14 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Sets `is_plain` from the other fields.
-    pub(crate) fn with_plain_flag(mut self) -> Self {
+    /// Sets what matching reads of it, in a domain with this coupling, from the other fields.
+    pub(crate) fn prepared(mut self, coupling: Coupling) -> Self {
+        self.enforcement = Role::ALL.map(|role| MatchedLimit::enforcement(role, self.action, coupling));
         self.is_plain = !self.unlimited
             && !self.limits.limits.is_empty()
             && self.tiers.is_empty()
             && self.cost == CostFrom::Request
+            && self.limits.limits.iter().all(|limit| limit.cost.is_none())
             && self.replaces.is_empty()
             && self.shard_by.is_none()
             && self.split.is_none()

@@ -461,7 +461,11 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
     #[inline(always)]
     fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
         match charges {
-            [charge] => self.try_charge_named(charge, self.hasher.name(&charge.key), outcomes),
+            [charge] => {
+                let name = self.hasher.name(&charge.key);
+                self.counters.keys.prefetch(name);
+                self.try_charge_named(charge, name, outcomes)
+            }
             _ => {
                 *outcomes = self.charge_list(|| self.clock.now(), charges);
                 true
@@ -476,11 +480,10 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
         Some(name)
     }
 
-    /// The clock is read after the counter's line has been prefetched, which arrives meanwhile. The outcome is written directly
-    /// into the caller's buffer, without a list that is then copied.
+    /// The clock is read while the counter's line, which who has the name has prefetched, is on its way. The outcome is written
+    /// directly into the caller's buffer, without a list that is then copied.
     #[inline(always)]
     fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
-        self.counters.keys.prefetch(name);
         let now = self.clock.now();
         let ask = self.packed_charge_by_name(charge, name, now);
         match ask.as_ref().and_then(|ask| self.counters.charge_known(ask)) {

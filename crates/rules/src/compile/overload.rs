@@ -205,6 +205,7 @@ impl Compiler<'_, '_> {
         let rule = Rule {
             id,
             is_plain: false,
+            enforcement: Default::default(),
             is_shedding: true,
             has_explicit_name: true,
             keys: Vec::new(),
@@ -235,7 +236,7 @@ impl Compiler<'_, '_> {
             metadata: Metadata::default(),
             location: (self.reader.source.name.clone(), at.line),
         };
-        self.rules.push(rule.with_plain_flag());
+        self.rules.push(rule.prepared(super::coupling(self.profile, self.options)));
         id
     }
 }

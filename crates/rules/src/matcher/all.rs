@@ -96,7 +96,7 @@ impl AttributeMatcher<'_, '_> {
         if key == GLOBAL.0 {
             self.descriptor == 0
         } else {
-            self.request[..self.ending].iter().any(|(own, _)| *own == key)
+            self.look.attributes[..self.ending].iter().any(|(own, _)| *own == key)
         }
     }
 }

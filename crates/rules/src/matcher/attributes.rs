@@ -6,7 +6,7 @@ use super::{find_attribute, push_part};
 use crate::plan::{Attributes, MatchKind, Plan};
 use crate::rule::Rule;
 use crate::ruleset::Domain;
-use crate::tree::{GLOBAL, KeyIndex, Level, ValueTest};
+use crate::tree::{GLOBAL, KeyIndex, Level};
 use smallvec::SmallVec;
 use std::ops::Range;
 use tollgate_core::Cost;
@@ -14,8 +14,8 @@ use tollgate_core::Cost;
 /// Walks the rule tree with a request's attributes, and adds the limits of every rule that matches.
 pub(super) struct AttributeMatcher<'w, 'p> {
     pub(super) domain: &'p Domain,
-    pub(super) request: &'w Attributes<'p>,
-    pub(super) cost: Cost,
+    /// The request's attributes and cost.
+    pub(super) look: CostResolver<'w, 'p>,
     /// Index of the descriptor that is matched; zero for attributes.
     pub(super) descriptor: u16,
     /// Number of attributes, from the first, whose keys may end a rule's path; the others only lead to it.
@@ -39,8 +39,7 @@ impl<'w, 'p> AttributeMatcher<'w, 'p> {
     ) -> Self {
         Self {
             domain,
-            request,
-            cost,
+            look: CostResolver { cost, attributes: request },
             descriptor: 0,
             ending: usize::MAX,
             path: 0..0,
@@ -51,51 +50,53 @@ impl<'w, 'p> AttributeMatcher<'w, 'p> {
     }
 
     pub(super) fn match_level(&mut self, level: &'p Level) {
-        if let Some(keys) = level.is_small() {
-            for index in keys {
-                let value =
-                    if index.is_global { Some(GLOBAL.1) } else { find_attribute(self.request, &index.name) };
-                if let Some(value) = value {
-                    self.match_key(index, value);
-                }
+        let Some(keys) = level.is_small() else { return self.match_many_keys(level) };
+        for index in keys {
+            let value = if index.is_global {
+                Some(GLOBAL.1)
+            } else {
+                find_attribute(self.look.attributes, &index.name)
+            };
+            match (value, index.any) {
+                (None, _) => {}
+                (Some(value), Some(node)) if index.is_plain => self.visit(node, value),
+                (Some(value), _) => self.match_value(index, value),
             }
-            return;
         }
-        for (i, (key, value)) in self.request.iter().enumerate() {
-            let is_known = || self.request[..i].iter().any(|(other, _)| other == key);
+    }
+
+    #[inline(never)]
+    fn match_many_keys(&mut self, level: &'p Level) {
+        for (i, (key, value)) in self.look.attributes.iter().enumerate() {
+            let is_known = || self.look.attributes[..i].iter().any(|(other, _)| other == key);
             if let Some(index) = level.key(key)
                 && *key != GLOBAL.0
                 && !is_known()
             {
-                self.match_key(index, value);
+                self.match_value(index, value);
             }
         }
         if let Some(index) = level.key(GLOBAL.0) {
-            self.match_key(index, GLOBAL.1);
+            self.match_value(index, GLOBAL.1);
         }
     }
 
     /// Visits the most specific rule for the value, and every network that contains it.
-    #[inline]
-    fn match_key(&mut self, index: &'p KeyIndex, value: &'p str) {
-        if let (true, Some(node)) = (index.is_plain, index.any) {
-            return self.visit(node, value);
-        }
-        if let Some(node) = index.specific(value).or(index.any) {
+    #[inline(never)]
+    fn match_value(&mut self, index: &'p KeyIndex, value: &'p str) {
+        let specific = index.specific(value).or(index.any);
+        for node in specific.into_iter().chain(index.networks.iter().map(|(_, node)| *node)) {
             self.visit(node, value);
-        }
-        for (_, node) in &index.networks {
-            self.visit(*node, value);
         }
     }
 
-    #[inline]
+    /// Adds the limits of a node and of those below it. Always inlined: a call would take as long as the rest.
+    #[inline(always)]
     fn visit(&mut self, id: u32, value: &'p str) {
         let node = &self.domain.tree[id as usize];
         let above = self.path.clone();
         let start = plan_end(self.plan, &above);
-        if !push_part(&mut self.plan.parts, node, value) && matches!(node.element.test, ValueTest::Network(_))
-        {
+        if !push_part(&mut self.plan.parts, node, value) {
             return;
         }
         let path = start..self.plan.parts.len();
@@ -103,10 +104,8 @@ impl<'w, 'p> AttributeMatcher<'w, 'p> {
             && (self.ending == usize::MAX || self.may_end(&node.element.key))
         {
             let rule = &self.domain.rules[id as usize];
-            let look = CostResolver { cost: self.cost, attributes: self.request };
             let tier = self.plan.tier;
-            let matched =
-                push_limits(self.plan, self.domain.coupling, rule, tier, path.clone(), look, self.descriptor);
+            let matched = push_limits(self.plan, rule, tier, path.clone(), &self.look, self.descriptor);
             if matches!(
                 (matched, self.uncharged.0),
                 (MatchKind::Exempt, MatchKind::None)

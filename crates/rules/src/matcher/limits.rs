@@ -5,7 +5,7 @@ use super::find;
 use crate::counter_shards::next_shard;
 use crate::overrides::terms_for;
 use crate::plan::{LimitOrigin, MatchKind, MatchedLimit, Plan};
-use crate::rule::{CostFrom, Coupling, Role, Rule, RuleLimit};
+use crate::rule::{CostFrom, Role, Rule, RuleLimit};
 use std::ops::Range;
 use tollgate_core::{Cost, KeyPart};
 
@@ -27,15 +27,14 @@ struct RuleMatch<'p> {
 #[inline(always)]
 pub(super) fn push_limits<'p>(
     plan: &mut Plan<'p>,
-    coupling: Coupling,
     rule: &'p Rule,
     tier: Option<&str>,
     path: Range<usize>,
-    look: CostResolver<'_, 'p>,
+    look: &CostResolver<'_, 'p>,
     descriptor: u16,
 ) -> MatchKind {
     if !rule.is_plain || !plan.quotas.is_empty() {
-        return push_resolved(plan, coupling, rule, tier, path, look, descriptor);
+        return push_resolved(plan, rule, tier, path, look, descriptor);
     }
     let matched = RuleMatch {
         limits: &rule.limits.limits,
@@ -45,62 +44,72 @@ pub(super) fn push_limits<'p>(
         parts: path,
         shard: (0, 0, 0),
     };
-    push_matched(plan, coupling, rule, matched, look, descriptor)
+    // No server allows a request to have 65,536 values.
+    let Some(parts) = matched.short_parts() else { return MatchKind::None };
+    for limit in matched.limits {
+        plan.limits.push(matched.limit(rule, limit, limit.cost_for(look.cost), parts, descriptor));
+    }
+    MatchKind::Limited
 }
 
 /// Adds the limits of a rule that is not plain. Apart, so that a plain one is added by a loop without what it does not have.
 #[inline(never)]
 fn push_resolved<'p>(
     plan: &mut Plan<'p>,
-    coupling: Coupling,
     rule: &'p Rule,
     tier: Option<&str>,
     path: Range<usize>,
-    look: CostResolver<'_, 'p>,
+    look: &CostResolver<'_, 'p>,
     descriptor: u16,
 ) -> MatchKind {
-    match resolve(plan, rule, tier, path, look) {
-        Ok(matched) => push_matched(plan, coupling, rule, matched, look, descriptor),
-        Err(uncharged) => uncharged,
+    let matched = match resolve(plan, rule, tier, path, *look) {
+        Ok(matched) => matched,
+        Err(uncharged) => return uncharged,
+    };
+    let Some(parts) = matched.short_parts() else { return MatchKind::None };
+    for limit in matched.limits {
+        let cost = match &limit.cost {
+            None => matched.cost,
+            Some(own) => own_cost(plan, limit.role.is_live() && !matched.counts_only, own, *look),
+        };
+        plan.limits.push(matched.limit(rule, limit, limit.cost_for(cost), parts, descriptor));
     }
+    MatchKind::Limited
 }
 
-#[inline(always)]
-fn push_matched<'p>(
-    plan: &mut Plan<'p>,
-    coupling: Coupling,
-    rule: &'p Rule,
-    matched: RuleMatch<'p>,
-    look: CostResolver<'_, 'p>,
-    descriptor: u16,
-) -> MatchKind {
-    let RuleMatch { limits, is_override, counts_only, cost, parts, shard } = matched;
-    let (shard, position, shard_at) = shard;
-    // No server allows a request to have 65,536 values.
-    let (Ok(start), Ok(end)) = (u16::try_from(parts.start), u16::try_from(parts.end)) else {
-        return MatchKind::None;
-    };
-    for limit in limits {
-        let cost = match &limit.cost {
-            None => limit.cost_for(cost),
-            Some(own) => limit.cost_for(own_cost(plan, limit.role.is_live() && !counts_only, own, look)),
-        };
-        let role = if counts_only && limit.role.is_live() { Role::Unenforced } else { limit.role };
-        plan.limits.push(MatchedLimit {
+impl<'p> RuleMatch<'p> {
+    /// Returns the range of its parts as a plan has it; `None` if there are too many.
+    #[inline]
+    fn short_parts(&self) -> Option<(u16, u16)> {
+        u16::try_from(self.parts.start).ok().zip(u16::try_from(self.parts.end).ok())
+    }
+
+    /// Returns one of its limits, with this cost.
+    #[inline(always)]
+    fn limit(
+        &self,
+        rule: &'p Rule,
+        limit: &'p RuleLimit,
+        cost: Cost,
+        parts: (u16, u16),
+        descriptor: u16,
+    ) -> MatchedLimit<'p> {
+        let (shard, position, shard_at) = self.shard;
+        let role = if self.counts_only && limit.role.is_live() { Role::Unenforced } else { limit.role };
+        MatchedLimit {
             rule: Some(rule),
-            limit: if is_override { LimitOrigin::Override(limit) } else { LimitOrigin::Rule(limit) },
-            parts: (start, end),
+            limit: if self.is_override { LimitOrigin::Override(limit) } else { LimitOrigin::Rule(limit) },
+            parts,
             shard,
             shard_at,
             position,
             remaining: None,
             cost,
             descriptor,
-            enforcement: MatchedLimit::enforcement(role, rule.action, coupling),
+            enforcement: rule.enforcement[role as usize],
             role,
-        });
+        }
     }
-    MatchKind::Limited
 }
 
 /// Resolves what a plain rule does not have: overrides, tiers, a share of callers, a cost of its own, shards. Returns the kind of match if
