@@ -82,6 +82,13 @@ impl StreamBody {
             }
             Poll::Ready(other) => Poll::Ready(other.map(|result| result.map_err(BodyError::Stream))),
             Poll::Pending if self.timeout.poll(cx).is_ready() => {
+                // While the response goes on, a client may have nothing to send, as on a stream in both directions.
+                if self.progress.as_ref().is_some_and(|progress| progress.is_answered()) {
+                    self.timeout.set(self.idle);
+                    if self.timeout.poll(cx).is_pending() {
+                        return Poll::Pending;
+                    }
+                }
                 Poll::Ready(Some(Err(server::BodyError::TooSlow.into())))
             }
             Poll::Pending => Poll::Pending,

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use stream::Activity;
-pub(crate) use stream::RequestProgress;
+pub(crate) use stream::{RequestProgress, Responding};
 use tokio::time::Instant;
 use tollgate_core::CounterStore;
 use tollgate_http::h1::head::{self, HeadError};
@@ -84,15 +84,15 @@ pub(crate) async fn serve<F, Fut>(
             let mut response = match handled {
                 Ok((response, progress)) => {
                     let response = response.await;
-                    if let Some(progress) = progress {
+                    if let Some(progress) = &progress {
                         progress.answered();
                     }
-                    response
+                    response.map(|body| stream::tracked(body, progress))
                 }
-                Err(problem) => problem,
+                Err(problem) => problem.map(|body| stream::tracked(body, None)),
             };
             response.headers_mut().remove(CONNECTION);
-            Ok::<_, Infallible>(response.map(stream::tracked))
+            Ok::<_, Infallible>(response)
         }
     });
     let streams = stream::StreamExecutor { activity: Arc::clone(&activity), timeout: settings.body_timeout };

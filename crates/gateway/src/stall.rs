@@ -5,6 +5,7 @@
 //! polled checks that record.
 
 use crate::body::BodyError;
+use crate::h2::Responding;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use std::pin::{Pin, pin};
@@ -59,12 +60,20 @@ impl BodyProgress {
 pub(crate) struct TrackedBody<B> {
     body: Option<B>,
     progress: Arc<BodyProgress>,
+    /// Dropped with the body.
+    _responding: Option<Responding>,
 }
 
 impl<B> TrackedBody<B> {
     pub(crate) fn new(body: Option<B>, flow: Arc<BodyProgress>) -> Self {
         flow.taken.store(1, Ordering::Relaxed);
-        Self { body, progress: flow }
+        Self { body, progress: flow, _responding: None }
+    }
+
+    /// Keeps this until the body is dropped.
+    pub(crate) fn until(mut self, responding: Option<Responding>) -> Self {
+        self._responding = responding;
+        self
     }
 }
 
@@ -83,7 +92,7 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Body for TrackedBody<B> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Self { body, progress: flow } = self.get_mut();
+        let Self { body, progress: flow, .. } = self.get_mut();
         let Some(body) = body else { return Poll::Ready(None) };
         let polled = Pin::new(body).poll_frame(cx);
         flow.is_polled.store(polled.is_pending(), Ordering::Relaxed);

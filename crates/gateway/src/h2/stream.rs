@@ -15,10 +15,19 @@ tokio::task_local! {
     static FLOW: Arc<BodyProgress>;
 }
 
-/// Wraps a response body so that its stream's task sees its progress.
-pub(super) fn tracked<B>(body: B) -> TrackedBody<B> {
+/// Wraps a response body so that its stream's task sees its progress, and the request's body its end.
+pub(super) fn tracked<B>(body: B, request: Option<Arc<RequestProgress>>) -> TrackedBody<B> {
     let flow = FLOW.try_with(Arc::clone).unwrap_or_default();
-    TrackedBody::new(Some(body), flow)
+    TrackedBody::new(Some(body), flow).until(request.map(Responding))
+}
+
+/// Marks the response as ended when it is dropped.
+pub(crate) struct Responding(Arc<RequestProgress>);
+
+impl Drop for Responding {
+    fn drop(&mut self) {
+        self.0.set(RequestState::Ended);
+    }
 }
 
 /// Runs the streams of one connection.
@@ -133,6 +142,8 @@ enum RequestState {
     Awaited,
     /// The response has begun: a client may wait for it before it sends more.
     Answered,
+    /// The response has ended.
+    Ended,
 }
 
 impl RequestProgress {
@@ -155,9 +166,19 @@ impl RequestProgress {
         self.set(RequestState::Answered);
     }
 
+    /// Returns whether the response has begun and goes on.
+    pub(crate) fn is_answered(&self) -> bool {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) == RequestState::Answered
+    }
+
     fn set(&self, next: RequestState) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if *state == next || *state == RequestState::Answered {
+        let is_over = match *state {
+            RequestState::InProgress | RequestState::Awaited => false,
+            RequestState::Answered => next != RequestState::Ended,
+            RequestState::Ended => true,
+        };
+        if *state == next || is_over {
             return;
         }
         match (std::mem::replace(&mut *state, next), next) {

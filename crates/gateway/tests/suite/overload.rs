@@ -195,6 +195,14 @@ fn the_ends_of_bodies_wait_for_a_place_and_leave_the_reserve_to_others() {
     eventually("the place to be free", || (gateway.get("/x").status == 200).then_some(()));
 }
 
+/// HTTP/2 clients take the length of a body that does not come for an error.
+#[test]
+fn a_response_without_content_states_no_length() {
+    let gateway = Gateway::start(ONE, &plain(answering(b"HTTP/1.1 204 No\r\ncontent-length: 5\r\n\r\n"), ""));
+    let answer = gateway.get("/x");
+    assert_eq!((answer.status, answer.header("content-length")), (204, None));
+}
+
 #[test]
 fn tunnels_and_streams_hold_no_place() {
     let asked = b"GET /s HTTP/1.1\r\nhost: t\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
