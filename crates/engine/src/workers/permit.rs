@@ -28,7 +28,7 @@ pub(super) struct Body {
     is_paused: bool,
     /// Whether it may use the reserve; known while it is paused.
     is_patient: bool,
-    /// Where it gets its place again, if it waits for that.
+    /// Where it gets its place again, if it waits for that; none unless it is paused.
     returning: Option<oneshot::Receiver<WorkerPermit>>,
     ended: Ended,
     would_be_shed: Option<Box<str>>,
@@ -201,8 +201,10 @@ impl Drop for WorkerPermit {
     fn drop(&mut self) {
         let Some(mut body) = self.0.take() else { return };
         body.leave(body.ended);
-        (body.is_paused, body.ended) = (false, Ended::Abandoned);
-        body.returning = None;
+        body.ended = Ended::Abandoned;
+        if body.is_paused {
+            (body.is_paused, body.returning) = (false, None);
+        }
         if body.metered.is_some() || body.would_be_shed.is_some() {
             (body.metered, body.would_be_shed) = (None, None);
         }
