@@ -5,9 +5,11 @@ use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{Request, StatusCode};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 const RULES: &str = "domain: d\ndescriptors:\n  - {key: api_key, name: slots, concurrency: 2}\n";
@@ -138,20 +140,38 @@ fn authorities_are_hosts() {
     assert_eq!(origin.requests(), 2);
 }
 
+/// A request to `/early`.
+#[derive(Default)]
+struct Early {
+    arrived: Notify,
+    responds: Notify,
+}
+
 /// An HTTP/2 upstream: it reads the request body and responds with its length, except for `/stuck`, of which it reads nothing,
-/// and `/silent`, to which it does not respond.
-async fn upstream(listener: TcpListener) {
+/// `/silent`, to which it does not respond, and `/early`, to which it responds before it reads, when the test says so.
+async fn upstream(listener: TcpListener, early: Arc<Early>) {
     while let Ok((stream, _)) = listener.accept().await {
+        let early = Arc::clone(&early);
         tokio::spawn(async move {
             let mut connection = h2::server::handshake(stream).await.expect("HTTP/2");
             while let Some(Ok((request, mut respond))) = connection.accept().await {
+                let early = Arc::clone(&early);
                 tokio::spawn(async move {
+                    if request.uri().path() == "/early" {
+                        early.arrived.notify_one();
+                        early.responds.notified().await;
+                        let mut body = respond.send_response(http::Response::new(()), false).expect("sent");
+                        let length = text(request.into_body()).await.expect("a body").len();
+                        body.send_data(length.to_string().into(), true).expect("sent");
+                        return;
+                    }
                     if request.uri().path() == "/stuck" {
                         let _ = std::future::poll_fn(|cx| respond.poll_reset(cx)).await;
                         return;
                     }
                     let is_silent = request.uri().path() == "/silent";
-                    let length = text(request.into_body()).await.expect("a body").len();
+                    let Ok(body) = text(request.into_body()).await else { return };
+                    let length = body.len();
                     if is_silent {
                         let _ = std::future::poll_fn(|cx| respond.poll_reset(cx)).await;
                         return;
@@ -164,15 +184,20 @@ async fn upstream(listener: TcpListener) {
     }
 }
 
+/// Starts such an upstream. Returns its address, and the section of a gateway before it.
+fn over_http2(runtime: &Runtime, route: &str, early: &Arc<Early>) -> (SocketAddr, String) {
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    runtime.spawn(upstream(listener, Arc::clone(early)));
+    let pool = format!("[\"{address}\"], protocol: http2, eject: {{after: 1, for: 1h}}");
+    (address, plain(address, route).replace(&format!("[\"{address}\"]"), &pool))
+}
+
 /// The response timeout starts when the body has been sent, as with HTTP/1; an upstream that stops reading times out as well.
 #[test]
 fn uploads_take_their_time() {
     let runtime = runtime();
-    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a free port");
-    let address = listener.local_addr().expect("an address");
-    runtime.spawn(upstream(listener));
-    let section = plain(address, ", timeout: 1s, idle_timeout: 3s")
-        .replace(&format!("[\"{address}\"]"), &format!("[\"{address}\"], protocol: http2"));
+    let (_, section) = over_http2(&runtime, ", timeout: 1s, idle_timeout: 3s", &Arc::default());
     let gateway = Gateway::start(RULES, &section);
     let mut open = gateway.open();
     open.send(b"POST /slow HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n").expect("sent");
@@ -199,12 +224,8 @@ fn uploads_take_their_time() {
 #[test]
 fn expectations_are_answered_with_an_http2_upstream() {
     let runtime = runtime();
-    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a free port");
-    let address = listener.local_addr().expect("an address");
-    runtime.spawn(upstream(listener));
     // Longer than any test: nothing else wakes the connection.
-    let section = plain(address, ", idle_timeout: 1h")
-        .replace(&format!("[\"{address}\"]"), &format!("[\"{address}\"], protocol: http2"));
+    let (_, section) = over_http2(&runtime, ", idle_timeout: 1h", &Arc::default());
     let gateway = Gateway::start(RULES, &section);
     let mut open = gateway.open();
     open.send(b"POST /a HTTP/1.1\r\nhost: t\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n")
@@ -212,4 +233,20 @@ fn expectations_are_answered_with_an_http2_upstream() {
     assert_eq!(open.read_until(b"\r\n\r\n").expect("a go-ahead"), b"HTTP/1.1 100 Continue\r\n\r\n");
     open.send(b"body").expect("sent");
     assert_eq!(open.response().expect("an answer").text(), "4");
+}
+
+/// Otherwise any client has a backend ejected that serves all others.
+#[test]
+fn a_body_that_is_refused_is_no_failure_of_an_http2_upstream() {
+    let runtime = runtime();
+    let (address, section) = over_http2(&runtime, ", max_body: 1KB", &Arc::default());
+    let gateway = Gateway::start(RULES, &section);
+    let mut open = gateway.open();
+    open.send(b"POST /a HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n")
+        .expect("sent");
+    open.send(format!("7d0\r\n{}\r\n0\r\n\r\n", "x".repeat(2_000)).as_bytes()).expect("sent");
+    let refused = open.response().expect("an answer");
+    assert_eq!(refused.status, 413, "{}", refused.text());
+    let usable = format!("gateway_endpoint_usable{{upstream=\"api\",address=\"{address}\"}}");
+    assert_eq!(gateway.metric(&usable), 1);
 }
