@@ -14,6 +14,9 @@ use tokio::task::JoinHandle;
 
 const RULES: &str = "domain: d\ndescriptors:\n  - {key: api_key, name: slots, concurrency: 2}\n";
 
+/// One place in flight.
+const ONE: &str = "domain: d\noverload: {workers: {limit: 1}}\n";
+
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
 }
@@ -249,4 +252,34 @@ fn a_body_that_is_refused_is_no_failure_of_an_http2_upstream() {
     assert_eq!(refused.status, 413, "{}", refused.text());
     let usable = format!("gateway_endpoint_usable{{upstream=\"api\",address=\"{address}\"}}");
     assert_eq!(gateway.metric(&usable), 1);
+}
+
+/// Streams in both directions: an upstream that has begun to respond must get the end of the request, although no place is free.
+#[test]
+fn the_end_of_a_body_goes_on_when_the_response_begins() {
+    let runtime = runtime();
+    let early = Arc::default();
+    // Longer than any test: no timer sends the end.
+    let (_, section) = over_http2(&runtime, ", timeout: 1h", &early);
+    let gateway = Gateway::start(ONE, &section);
+    let state = || gateway.overload();
+    // Several, because the end may also be sent by chance.
+    for _ in 0..8 {
+        let mut upload = gateway.open();
+        upload
+            .send(b"POST /early HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n")
+            .expect("sent");
+        runtime.block_on(early.arrived.notified());
+        eventually("the place to be given back", || (state().in_flight == 0).then_some(()));
+        let mut other = gateway.open();
+        other.send(&harness::request("GET", "/silent", b"")).expect("sent");
+        eventually("another request to have it", || (state().in_flight == 1).then_some(()));
+        upload.send(b"0\r\n\r\n").expect("sent");
+        eventually("the end to wait", || (state().waiting == 1).then_some(()));
+        early.responds.notify_one();
+        let answer = upload.response().expect("an answer");
+        assert_eq!((answer.status, answer.text().as_str()), (200, "4"));
+        drop(other);
+        eventually("the place to be free", || (state().in_flight == 0).then_some(()));
+    }
 }
