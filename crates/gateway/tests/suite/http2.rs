@@ -283,3 +283,38 @@ fn the_end_of_a_body_goes_on_when_the_response_begins() {
         eventually("the place to be free", || (state().in_flight == 0).then_some(()));
     }
 }
+
+/// An upstream over HTTP/1 works on a request once it has the stated length, whether or not the client has ended its stream.
+#[test]
+fn the_last_byte_of_a_stated_length_waits_for_a_place() {
+    let origin = Origin::start();
+    let gateway = Gateway::start(ONE, &plain(origin.address, ""));
+    let state = || gateway.overload();
+    runtime().block_on(async {
+        let (send, _serving) = connect(gateway.address(), 65_535).await;
+        let mut uploads = Vec::new();
+        for before in 0..2 {
+            let request = Request::post("http://api.test/hold").header("content-length", "4").body(());
+            let mut send = send.clone().ready().await.expect("a stream");
+            let (answer, mut body) = send.send_request(request.expect("a request"), false).expect("sent");
+            body.send_data(Bytes::from_static(b"abc"), false).expect("sent");
+            tokio::task::block_in_place(|| {
+                eventually("the upstream has the head", || (origin.requests() > before).then_some(()));
+                eventually("the place is given back", || (state().in_flight == 0).then_some(()));
+            });
+            uploads.push((answer, body));
+        }
+        for (waiting, (_, body)) in uploads.iter_mut().enumerate() {
+            body.send_data(Bytes::from_static(b"d"), false).expect("sent");
+            tokio::task::block_in_place(|| {
+                eventually("one to be at the upstream, the other to wait", || {
+                    (state().in_flight == 1 && state().waiting as usize == waiting).then_some(())
+                });
+            });
+        }
+        for (answer, _body) in uploads {
+            origin.release(1);
+            assert_eq!(answer.await.expect("an answer").status(), StatusCode::OK);
+        }
+    });
+}
