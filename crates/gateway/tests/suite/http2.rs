@@ -318,3 +318,24 @@ fn the_last_byte_of_a_stated_length_waits_for_a_place() {
         }
     });
 }
+
+/// A client that has nothing to send for a while must not lose a stream whose response goes on.
+#[test]
+fn a_stream_in_both_directions_may_pause() {
+    let origin = Origin::start();
+    let section = plain(origin.address, "") + "  clients: {body_timeout: 200ms}\n";
+    let gateway = Gateway::start(RULES, &section);
+    runtime().block_on(async {
+        let (send, _serving) = connect(gateway.address(), 65_535).await;
+        let request = Request::post("http://api.test/echo").body(()).expect("a request");
+        let mut send = send.ready().await.expect("a stream");
+        let (answer, mut body) = send.send_request(request, false).expect("sent");
+        body.send_data(Bytes::from_static(b"one"), false).expect("sent");
+        let mut echo = answer.await.expect("an answer").into_body();
+        assert_eq!(echo.data().await.expect("a part").expect("no error"), "one");
+        // Several times as long as a body may pause that the response waits for.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        body.send_data(Bytes::from_static(b"two"), true).expect("sent");
+        assert_eq!(text(echo).await.expect("the rest"), "two");
+    });
+}
