@@ -151,8 +151,8 @@ pub struct Members {
     moved_at: AtomicU64,
     /// Since when which cells were alive, oldest first, while a majority answered without a break.
     epochs: Mutex<VecDeque<(Timestamp, Arc<Living>)>>,
-    /// Cells of which others have told or that have asked, and that this one has not reached; and their last signs, in
-    /// microseconds.
+    /// Cells of which there are signs, from others or by their requests, and that this one has not reached; and their last
+    /// signs, in microseconds. Locked while a peer's first message is recorded: a cell is there or among the peers.
     unreached: Mutex<Vec<(String, u64)>>,
     /// The cells that owners are chosen from: their names and peers.
     living: Mutex<Arc<Living>>,
@@ -288,7 +288,13 @@ impl Members {
     pub fn on_hello(&self, peer: usize, hello: Hello) {
         if let Some(peer) = self.peers.get(peer) {
             self.longest_silence.fetch_max(hello.silence.unwrap_or(0), Ordering::Relaxed);
+            let mut unreached = self.unreached.lock().unwrap_or_else(PoisonError::into_inner);
+            // Its signs stay known: until its first answer others tell of it, or this cell would take over what it owns.
+            if let Some(at) = unreached.iter().position(|(name, _)| *name == hello.cell) {
+                peer.seen.fetch_max(unreached.swap_remove(at).1, Ordering::Relaxed);
+            }
             peer.hello.store(Some(Arc::new(hello)));
+            drop(unreached);
             peer.is_linked.store(true, Ordering::Relaxed);
             peer.displaced.store(0, Ordering::Relaxed);
         }

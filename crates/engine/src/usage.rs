@@ -271,14 +271,14 @@ impl<S: CounterStore> Limiter<S> {
     }
 
     /// Reads the counters of these rules, which the plan's request matches. Limits whose counters cannot be reached have no
-    /// `remaining`; the error comes with them if that is so for all.
+    /// `remaining`; an error comes with them if that is so for all, or one that was not reset can be read.
     async fn read_plan(
         &self,
         plan: &Plan<'_>,
         own: &[&PerCallerRule<'_>],
         reading: Reading,
     ) -> Result<Vec<LimitUsage>, (Vec<LimitUsage>, StoreError)> {
-        let mut failed = None;
+        let (mut failed, mut unreset) = (None, None);
         let of = |id: u32| own.iter().find(|own| own.rule.id == id);
         let counters = counters(plan, |matched| matched.rule.is_some_and(|rule| of(rule.id).is_some()));
         if reading == Reading::Reset {
@@ -287,14 +287,22 @@ impl<S: CounterStore> Limiter<S> {
                 rule.is_some_and(|rule| !rule.is_shared)
             };
             let spends = |charge: &Charge<'_>| charge.limit.algorithm() != Algorithm::Concurrency;
-            let all: Vec<Charge<'_>> = counters
+            let (of_counters, all): (Vec<usize>, Vec<Charge<'_>>) = counters
                 .iter()
-                .filter(|counter| is_own(counter))
-                .flat_map(|counter| charges(plan, std::slice::from_ref(counter), RESET_UNITS))
-                .filter(spends)
-                .collect();
+                .enumerate()
+                .filter(|(_, counter)| is_own(counter))
+                .flat_map(|(at, counter)| {
+                    charges(plan, std::slice::from_ref(counter), RESET_UNITS)
+                        .into_iter()
+                        .map(move |one| (at, one))
+                })
+                .filter(|(_, charge)| spends(charge))
+                .unzip();
             if !all.is_empty() {
-                failed = self.reset_counters(&all).await.err();
+                let error = self.reset_counters(&all).await.err();
+                unreset = error.map(|(at, error)| {
+                    (at.into_iter().map(|at| of_counters[at]).collect::<Vec<usize>>(), error)
+                });
                 self.full_counters.clear();
             }
         }
@@ -307,8 +315,10 @@ impl<S: CounterStore> Limiter<S> {
             }),
         };
         let (mut peeked, mut looks, now) = (peeked.into_iter(), looks.iter(), self.clock.now());
+        let mut is_seen = Vec::new();
         let limits = counters.iter().filter_map(|counter| {
             let outcomes: Vec<Outcome> = peeked.by_ref().take(counter.names.len()).collect();
+            is_seen.push(outcomes.iter().any(|outcome| outcome.verdict != Verdict::Unknown));
             let own: Vec<&Charge<'_>> = looks.by_ref().take(counter.names.len()).collect();
             let hash = own.first()?.key.stable_hash();
             let rule = of(plan.limits[counter.limit].rule?.id)?;
@@ -316,24 +326,34 @@ impl<S: CounterStore> Limiter<S> {
             Some(LimitUsage { region, ..used(plan, counter, &outcomes, rule, (now, hash)) })
         });
         let limits = limits.collect();
+        if let Some((unreset, error)) = unreset
+            && unreset.iter().any(|at| is_seen[*at])
+        {
+            failed = Some(error);
+        }
         match failed {
             None => Ok(limits),
             Some(error) => Err((limits, error)),
         }
     }
 
-    /// Resets counters: all, or where some of them cannot be reached, the others.
-    async fn reset_counters(&self, resets: &[Charge<'_>]) -> Result<(), StoreError> {
+    /// Resets counters: all, or where some of them cannot be reached, the others. Returns which were not, and why.
+    async fn reset_counters(&self, resets: &[Charge<'_>]) -> Result<(), (Vec<usize>, StoreError)> {
         // What is late is recorded as a reset once the store has made it, and only if it is kept.
-        let error = match self.store.debit(resets).await.inspect_err(StoreError::keep_late) {
+        let mut error = match self.store.debit(resets).await.inspect_err(StoreError::keep_late) {
             Ok(()) => return Ok(()),
-            Err(error) if resets.len() == 1 => return Err(error),
+            Err(error) if resets.len() == 1 => return Err((vec![0], error)),
             Err(error) => error,
         };
         let each = resets.iter().map(|reset| self.store.debit(std::slice::from_ref(reset)));
-        let results = join_all(each).await;
-        let is_any = results.into_iter().any(|result| result.inspect_err(StoreError::keep_late).is_ok());
-        if is_any { Ok(()) } else { Err(error) }
+        let mut failed = Vec::new();
+        for (at, result) in join_all(each).await.into_iter().enumerate() {
+            if let Err(cause) = result.inspect_err(StoreError::keep_late) {
+                failed.push(at);
+                error = cause;
+            }
+        }
+        if failed.is_empty() { Ok(()) } else { Err((failed, error)) }
     }
 
     /// Reads counters: all, or where some of them cannot be reached, the others; those are unknown.

@@ -1,6 +1,7 @@
 //! Bodies: a request body from either protocol, and a response body together with what must end when it does.
 
 use crate::completion::Completion;
+use crate::config::UpstreamProtocol;
 use crate::h1::exchange::UpstreamBody;
 use crate::h2::RequestProgress;
 use crate::headers::ProtectedHeaders;
@@ -36,6 +37,8 @@ pub(crate) struct ClientBody {
     /// How long its end waits for the place, and the end that waits.
     wait: Duration,
     waiting: Option<(Box<NextFrame>, LazyTimeout)>,
+    /// Whether the upstream has the whole request with the last byte of the stated length, before the client ends its stream.
+    ends_by_length: bool,
 }
 
 type NextFrame = Option<Result<Frame<Bytes>, BodyError>>;
@@ -117,12 +120,13 @@ impl ClientBody {
     }
 
     fn new(source: ClientBodySource) -> Self {
-        Self { source, guard: None, place: None, wait: Duration::ZERO, waiting: None }
+        Self { source, guard: None, place: None, wait: Duration::ZERO, waiting: None, ends_by_length: false }
     }
 
     /// Gives this place back while the body waits for its client. The end of the body then waits for it, at most this long.
-    pub(crate) fn hold(&mut self, place: Arc<SharedPlace>, wait: Duration) {
+    pub(crate) fn hold(&mut self, place: Arc<SharedPlace>, wait: Duration, upstream: UpstreamProtocol) {
         (self.place, self.wait) = (Some(place), wait);
+        self.ends_by_length = upstream == UpstreamProtocol::Http1;
     }
 
     fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<NextFrame> {
@@ -141,6 +145,17 @@ impl ClientBody {
         }
     }
 
+    /// Returns whether the upstream needs nothing more to work on the request. A client over HTTP/2 may leave its stream open
+    /// after the last byte.
+    fn is_whole(&self) -> bool {
+        match &self.source {
+            ClientBodySource::H2(body) if self.ends_by_length && body.body.size_hint().exact() == Some(0) => {
+                true
+            }
+            _ => self.is_at_end(),
+        }
+    }
+
     /// Returns the next frame as it arrives, and the last when the request has its place again.
     fn poll_with_place(&mut self, cx: &mut Context<'_>) -> Poll<NextFrame> {
         let (next, mut timeout) = match self.waiting.take() {
@@ -148,7 +163,7 @@ impl ClientBody {
             None => match self.poll_source(cx) {
                 Poll::Ready(next) => (next, None),
                 Poll::Pending => {
-                    if let Some(place) = &self.place {
+                    if let Some(place) = self.place.as_ref().filter(|_| !self.is_whole()) {
                         place.pause();
                     }
                     return Poll::Pending;
@@ -159,7 +174,7 @@ impl ClientBody {
         if matches!(next, Some(Err(_))) {
             return Poll::Ready(next);
         }
-        if next.is_some() && !self.is_at_end() {
+        if next.is_some() && !self.is_whole() {
             place.try_resume();
             return Poll::Ready(next);
         }

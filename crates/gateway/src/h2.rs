@@ -107,7 +107,7 @@ pub(crate) async fn serve<F, Fut>(
     let connection = builder.serve_connection(TokioIo::new(PrefixedStream { first, io }), service);
     let mut connection = pin!(connection);
     let mut begun = pin!(drain.begun());
-    // A connection whose first bytes came after draining had begun hears of it here, and no more by the notice.
+    // The notice has passed already where the first bytes came after draining had begun.
     let mut is_closing = drain.has_begun();
     if is_closing {
         connection.as_mut().graceful_shutdown();

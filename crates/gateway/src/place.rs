@@ -5,7 +5,7 @@
 //! A pause after a grace period was rejected: a client that sends a byte in each period would keep its place.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use tollgate_engine::{Ended, WorkerPermit};
 
 /// A place in flight. Dropping it gives it back.
@@ -26,6 +26,8 @@ struct SharedState {
     needs_place: bool,
     /// Whether the response has begun. From then on its body decides when the place is held.
     has_response: bool,
+    /// The task of the end of the body, while that waits for the place.
+    waiting: Option<Waker>,
 }
 
 impl UpstreamPlace {
@@ -36,6 +38,7 @@ impl UpstreamPlace {
             awaits_client: false,
             needs_place: false,
             has_response: false,
+            waiting: None,
         };
         let shared = Arc::new(SharedPlace(Mutex::new(state)));
         (Self::Shared(Arc::clone(&shared)), shared)
@@ -63,6 +66,10 @@ impl UpstreamPlace {
                 if let Some(permit) = &mut state.permit {
                     permit.pause();
                 }
+                // The end of the body waits no longer, and no place is given to it.
+                let waiting = state.waiting.take();
+                drop(state);
+                waiting.into_iter().for_each(Waker::wake);
             }
         }
     }
@@ -86,8 +93,11 @@ impl Drop for UpstreamPlace {
     fn drop(&mut self) {
         // The rest of the body may be sent for longer than the place is held.
         if let Self::Shared(shared) = self {
-            let permit = shared.lock().permit.take();
+            let mut state = shared.lock();
+            let (permit, waiting) = (state.permit.take(), state.waiting.take());
+            drop(state);
             drop(permit);
+            waiting.into_iter().for_each(Waker::wake);
         }
     }
 }
@@ -104,24 +114,29 @@ impl SharedPlace {
 
     /// The next part of the body has arrived. It is passed on with or without a place: the upstream waits for the rest.
     pub(crate) fn try_resume(&self) {
-        let _ = self.arrived(|permit| if permit.try_resume() { Poll::Ready(()) } else { Poll::Pending });
+        let _ = self.arrived(|permit| if permit.try_resume() { Ok(()) } else { Err(None) });
     }
 
     /// The end of the body has arrived. It is passed on when there is a place: callers that hold back the ends of many bodies
     /// would have the upstream work on all of them at once.
     pub(crate) fn poll_resume(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.arrived(|permit| permit.poll_resume(cx))
+        self.arrived(|permit| match permit.poll_resume(cx) {
+            Poll::Ready(()) => Ok(()),
+            Poll::Pending => Err(Some(cx.waker().clone())),
+        })
     }
 
-    fn arrived(&self, resume: impl FnOnce(&mut WorkerPermit) -> Poll<()>) -> Poll<()> {
+    /// `resume` fails if there is no place, with what is to be woken if the response begins first.
+    fn arrived(&self, resume: impl FnOnce(&mut WorkerPermit) -> Result<(), Option<Waker>>) -> Poll<()> {
         let mut state = self.lock();
         state.awaits_client = false;
         if !state.needs_place || state.has_response {
             return Poll::Ready(());
         }
-        let resumed = state.permit.as_mut().map_or(Poll::Ready(()), resume);
-        state.needs_place = resumed.is_pending();
-        resumed
+        let resumed = state.permit.as_mut().map_or(Ok(()), resume);
+        state.needs_place = resumed.is_err();
+        state.waiting = resumed.err().flatten();
+        if state.needs_place { Poll::Pending } else { Poll::Ready(()) }
     }
 
     fn lock(&self) -> MutexGuard<'_, SharedState> {

@@ -157,7 +157,7 @@ impl<S: CounterStore + 'static> Proxy<S> {
             None => UpstreamPlace::Own(permit),
             Some(body) => {
                 let (place, shared) = UpstreamPlace::shared(permit);
-                body.hold(shared, route.config.timeout.0);
+                body.hold(shared, route.config.timeout.0, state.pools[route.pool].protocol());
                 place
             }
         });

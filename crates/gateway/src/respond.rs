@@ -211,8 +211,8 @@ impl<S: CounterStore + 'static> Record<S> {
     }
 }
 
-/// Returns the declared length; the parser admits only numbers.
-/// Returns the length that an upstream states of a body. A 204 has none, and clients may take a stated one for an error.
+/// Returns the length that an upstream states of a body; the parser admits only numbers. A 204 has none, and clients may take a
+/// stated one for an error.
 fn stated_length(status: StatusCode, fields: &impl HeaderLookup) -> Option<u64> {
     if status == StatusCode::NO_CONTENT {
         return None;

@@ -6,11 +6,12 @@
 
 use crate::body::BodyError;
 use crate::h2::Responding;
+use crate::upstream::{Failure, body_failure};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -23,6 +24,8 @@ pub(crate) struct BodyProgress {
     taken: AtomicU64,
     /// Whether the reader is waiting for the next frame.
     is_polled: AtomicBool,
+    /// The error that the body ended with.
+    failure: Mutex<Option<Box<Failure>>>,
     ended: Notify,
 }
 
@@ -35,6 +38,11 @@ impl BodyProgress {
     pub(crate) fn stalled_by_reader(&self) -> Option<u64> {
         let taken = self.taken.load(Ordering::Relaxed);
         (taken > 0 && !self.is_polled.load(Ordering::Relaxed)).then_some(taken)
+    }
+
+    /// Returns the error that the body ended with, if it did.
+    pub(crate) fn take_failure(&self) -> Option<Failure> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take().map(|failure| *failure)
     }
 
     /// Waits until the body is dropped; fails if its reader stalls for `timeout`.
@@ -75,9 +83,7 @@ impl<B> TrackedBody<B> {
         self._responding = responding;
         self
     }
-}
 
-impl<B> TrackedBody<B> {
     /// Returns the body of a request that was not sent.
     pub(crate) fn into_inner(mut self) -> Option<B> {
         self.body.take()
@@ -98,6 +104,10 @@ impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Body for TrackedBody<B> {
         flow.is_polled.store(polled.is_pending(), Ordering::Relaxed);
         if polled.is_ready() {
             flow.taken.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Poll::Ready(Some(Err(error))) = &polled {
+            *flow.failure.lock().unwrap_or_else(PoisonError::into_inner) =
+                Some(Box::new(body_failure(error)));
         }
         polled
     }

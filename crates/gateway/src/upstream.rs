@@ -128,6 +128,8 @@ pub(crate) enum AttemptError {
     Unsent(Failure),
     /// The connection limit is reached. Nothing was sent; not a failure of the backend.
     Full(Failure),
+    /// The request's body ended with an error; not a failure of the backend.
+    Body(Failure),
     Failed(Failure),
 }
 
@@ -173,6 +175,7 @@ pub(crate) async fn send<H: WriteFields>(
                 stale += 1;
                 continue;
             }
+            Err(AttemptError::Body(failure)) => return Err(failure.of(backend)),
             Err(AttemptError::Failed(failure)) => {
                 if failure.status.is_server_error() {
                     backend.record_failure(failure.logged());
@@ -228,7 +231,7 @@ fn connect_failure(error: &ConnectError) -> Failure {
     Failure { cause: Some(error.to_string()), ..Failure::new(status, detail) }
 }
 
-fn body_failure(error: &BodyError) -> Failure {
+pub(crate) fn body_failure(error: &BodyError) -> Failure {
     let status = match error {
         BodyError::Message(server::BodyError::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
         BodyError::Message(server::BodyError::TooSlow) => StatusCode::REQUEST_TIMEOUT,
@@ -290,7 +293,7 @@ fn attempt_error(error: ExchangeError, reused: bool, backend: &str) -> AttemptEr
             tracing::debug!(%error, backend, "no response");
             if reused { AttemptError::Stale(failure) } else { AttemptError::NoResponse(failure) }
         }
-        ExchangeError::Body(error) => AttemptError::Failed(body_failure(&error)),
+        ExchangeError::Body(error) => AttemptError::Body(body_failure(&error)),
         ExchangeError::Timeout => AttemptError::Failed(Failure::new(StatusCode::GATEWAY_TIMEOUT, &error)),
         error => {
             tracing::warn!(%error, backend, "invalid upstream response");
@@ -310,12 +313,11 @@ async fn attempt_h2<H: WriteFields>(
         Ok(streams) => streams,
         Err(error) => return Err(AttemptError::NoResponse(connect_failure(&error))),
     };
-    let ready = tokio::time::timeout(sent.route.timeout.0, streams.send.ready()).await;
-    if !matches!(ready, Ok(Ok(()))) {
+    let closing = "the upstream closes its connections";
+    if streams.send.ready().await.is_err() {
         // The connection received GOAWAY; another one is opened.
         backend.streams.discard(&streams);
-        let failure = Failure::new(StatusCode::BAD_GATEWAY, "the upstream accepts no new streams");
-        return Err(AttemptError::Stale(failure));
+        return Err(AttemptError::Unsent(Failure::new(StatusCode::BAD_GATEWAY, closing)));
     }
     let scheme = if pool.config.tls.is_some() { "https" } else { "http" };
     let had_body = body.is_some();
@@ -344,14 +346,12 @@ async fn attempt_h2<H: WriteFields>(
             if let Some(request) = unsent.take_message() {
                 *body = request.into_body().into_inner();
                 backend.streams.discard(&streams);
-                let failure = Failure::new(StatusCode::BAD_GATEWAY, "the upstream closes its connections");
-                return Err(AttemptError::Unsent(failure));
+                return Err(AttemptError::Unsent(Failure::new(StatusCode::BAD_GATEWAY, closing)));
             }
             let error = unsent.into_error();
-            let from_client =
-                std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<BodyError>());
-            if let Some(error) = from_client {
-                return Err(AttemptError::Failed(body_failure(error)));
+            // hyper reports that the stream was reset, not why.
+            if let Some(failure) = flow.take_failure() {
+                return Err(AttemptError::Body(failure));
             }
             tracing::debug!(%error, backend = backend.address, "no response");
             let failure =
@@ -403,7 +403,7 @@ pub(crate) async fn probe(pool: &Pool, at: usize, path: &str, timeout: Duration)
     match attempt {
         Ok(AttemptResult::H1(_, _, _, head)) => Some(head.status.as_u16() < 400),
         Ok(AttemptResult::H2(response)) => Some(response.status().as_u16() < 400),
-        Err(AttemptError::Full(_) | AttemptError::Unsent(_)) => None,
+        Err(AttemptError::Full(_) | AttemptError::Unsent(_) | AttemptError::Body(_)) => None,
         Err(AttemptError::NoResponse(_) | AttemptError::Stale(_) | AttemptError::Failed(_)) => Some(false),
     }
 }

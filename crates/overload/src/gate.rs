@@ -358,7 +358,7 @@ impl<W> Gate<W> {
             }
             let next = match next {
                 Next::Again(_) => room.pop_again(is_patient),
-                Next::New(_) => room.pop(now),
+                Next::New(_) => room.pop(now, is_patient),
             };
             self.places.set_waiting(&room);
             drop(room);

@@ -177,13 +177,14 @@ impl<W> Room<W> {
         (0..).zip(&self.ranks).find(|(_, rank)| !rank.is_empty()).map(|(at, _)| Rank(at))
     }
 
-    /// Removes the request that goes next.
-    pub(crate) fn pop(&mut self, now: Timestamp) -> Option<W> {
+    /// Removes the new request that goes next; `None` if that is not one that may use the reserve, or may not, because those have
+    /// waited too long.
+    pub(crate) fn pop(&mut self, now: Timestamp, is_patient: bool) -> Option<W> {
         self.advance(now);
         self.remove_overdue(now);
         let is_standing = self.is_standing(now);
         loop {
-            let rank = self.next_rank()?;
+            let rank = self.next_rank().filter(|rank| rank.is_patient() == is_patient)?;
             let waiting = &mut self.ranks[usize::from(rank.0)];
             let next = match is_standing && !rank.is_patient() {
                 true => waiting.pop_back()?,

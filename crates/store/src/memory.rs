@@ -480,8 +480,8 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
         Some(name)
     }
 
-    /// The clock is read while the counter's line, which who has the name has prefetched, is on its way. The outcome is written
-    /// directly into the caller's buffer, without a list that is then copied.
+    /// The caller has prefetched the counter's line; the clock is read while that is on its way. The outcome is written directly
+    /// into the caller's buffer, without a list that is then copied.
     #[inline(always)]
     fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
         let now = self.clock.now();

@@ -1,6 +1,6 @@
 //! Canaries: counters of this process in the store, used up for a day. If one is unused, the store has lost its
 //! counters, or a part of them: it was emptied, replaced, or has started anew. A canary counts once the store has answered
-//! that it is written: one that was late to be written is no loss.
+//! that it is written: one that was late to be written is no loss. While none counts, those of all processes do.
 //!
 //! Others have no process in their names, and all processes use them up: they tell a new process whether the store has lost
 //! its counters while none ran, or has not. The first process that finds them unused also leaves a mark for a minute, so
@@ -99,11 +99,11 @@ impl Canaries {
     }
 
     /// Returns whether a canary that this process has written is unused, or it has not begun to write them. One whose writing
-    /// was not answered in time says nothing.
+    /// was not answered in time says nothing; if that is so for all, those of all processes count.
     pub(super) async fn is_lost<S: CounterStore>(&self, store: &S) -> Result<bool, StoreError> {
         let is_written = |at: usize| self.written[at].load(Ordering::Relaxed);
         if !(0..self.written.len()).any(is_written) {
-            return Ok(!self.is_begun.load(Ordering::Relaxed));
+            return Ok(!self.is_begun.load(Ordering::Relaxed) || self.is_new(store).await?);
         }
         self.is_any(store, &self.process, &self.limit, is_written, |outcome| outcome.remaining > 0).await
     }
@@ -115,8 +115,23 @@ impl Canaries {
         Ok(is_lost || self.is_any(store, IS_NEW, &self.limit_of_mark, |_| true, is_marked).await?)
     }
 
-    /// Uses all canaries up. An error means that some may not be, and that this has to be done again.
+    /// Uses all canaries up, after what was lost is known again. An error means that some may not be, and that they have to be
+    /// renewed.
+    pub(super) async fn write<S: CounterStore>(&self, store: &S) -> Result<(), StoreError> {
+        self.written.iter().for_each(|written| written.store(false, Ordering::Relaxed));
+        self.use_up_all(store).await
+    }
+
+    /// Uses all canaries up again, unless one is lost: then the store would seem to have lost nothing. An error means that this
+    /// has to be done again.
     pub(super) async fn renew<S: CounterStore>(&self, store: &S) -> Result<(), StoreError> {
+        match self.is_lost(store).await? {
+            true => Err(StoreError::Unavailable("it has lost its canaries".to_owned())),
+            false => self.use_up_all(store).await,
+        }
+    }
+
+    async fn use_up_all<S: CounterStore>(&self, store: &S) -> Result<(), StoreError> {
         let mut results = Vec::new();
         if self.is_any(store, ALL, &self.limit, |_| true, |outcome| outcome.remaining > 0).await? {
             results = self.use_up(store, IS_NEW, &self.limit_of_mark).await;
@@ -125,7 +140,8 @@ impl Canaries {
         let own = self.use_up(store, &self.process, &self.limit).await;
         self.is_begun.store(true, Ordering::Relaxed);
         for (written, result) in self.written.iter().zip(&own) {
-            written.store(result.is_ok(), Ordering::Relaxed);
+            // One that was written stays so for its lifetime.
+            written.fetch_or(result.is_ok(), Ordering::Relaxed);
         }
         results.into_iter().chain(own).collect()
     }

@@ -289,10 +289,21 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
         }
     }
 
-    /// Marks the store as known to this process.
+    /// Marks the store as known to this process, once what it had lost has been read back.
     ///
     /// # Errors
-    /// [`StoreError`] if the store does not answer.
+    /// [`StoreError`] if the store does not answer: then renew the marks.
+    pub async fn write_canaries(&self) -> Result<(), StoreError> {
+        match &self.durable {
+            Some(durable) => durable.canaries.write(&self.inner).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Renews the marks before they expire, unless the store has lost one.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store does not answer, or has lost a mark.
     pub async fn renew_canaries(&self) -> Result<(), StoreError> {
         match &self.durable {
             Some(durable) => durable.canaries.renew(&self.inner).await,

@@ -96,6 +96,7 @@ impl Members {
             now.since(answered).as_micros() <= self.config.silence.as_micros() / 2
                 && peer.without_majority.load(Ordering::Relaxed) >= dead_after.as_micros() / 1_000
         };
+        let mut unreached = self.unreached.lock().unwrap_or_else(PoisonError::into_inner);
         let mut living = vec![(self.config.cell.clone(), None)];
         for (at, peer) in roster.indexes().map(|at| (at, &self.peers[at])) {
             let seen = Timestamp::from_micros(peer.seen.load(Ordering::Relaxed));
@@ -108,12 +109,11 @@ impl Members {
         let is_named = |name: &str| living.iter().any(|(known, _)| known == name);
         let is_configured =
             |name: &str| roster.indexes().any(|at| self.hello(at).is_some_and(|hello| hello.cell == name));
-        let mut unreached = self.unreached.lock().unwrap_or_else(PoisonError::into_inner);
         unreached.retain(|(name, at)| {
             now.since(Timestamp::from_micros(*at)) <= dead_after && !is_named(name) && !is_configured(name)
         });
-        let unreached: Living = unreached.iter().map(|(name, _)| (name.clone(), Some(UNREACHED))).collect();
-        living.extend(unreached);
+        living.extend(unreached.iter().map(|(name, _)| (name.clone(), Some(UNREACHED))));
+        drop(unreached);
         // Of several nodes of a cell, the first that answers.
         living.sort_by_key(|(name, peer)| (name.clone(), peer.map(|peer| (self.is_silent(peer, now), peer))));
         living.dedup_by(|one, other| one.0 == other.0);

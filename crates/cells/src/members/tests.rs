@@ -75,6 +75,31 @@ fn a_cell_that_was_never_reached_keeps_what_it_owns() {
     assert!(own.iter().all(|own| (5..40).contains(own)), "{own:?}");
 }
 
+/// Between a cell's first message and its first answer there may be a tick. Without it what the cell owns is decided here
+/// meanwhile, and there.
+#[test]
+fn a_cell_that_has_just_been_reached_keeps_what_it_owns() {
+    let start = Timestamp::from_secs(1_000);
+    let names: Vec<String> = (0..60).map(|at| format!("k{at}")).collect();
+    let peers = ["b", "c"].map(|name| PeerConfig::new(name, name)).to_vec();
+    let members = Members::new(CellConfig::new("a", "a", peers), 1, start);
+    members.on_hello(0, hello("b"));
+    let mut now = start;
+    for seconds in 0..20 {
+        now = start + TimeDelta::from_secs(seconds);
+        let seen = ["a", "c"].map(|cell| Sighting { cell: cell.to_owned(), age: 0, sign: Sign::Answered });
+        members.on_answer(0, now, &seen, now);
+        members.refresh(now);
+    }
+    let own = || names.iter().filter(|name| decides(&members, name, now) == Decider::Own).collect::<Vec<_>>();
+    let before = own();
+    assert!((5..40).contains(&before.len()), "{before:?}");
+    members.on_hello(1, hello("c"));
+    members.refresh(now);
+    assert_eq!(own(), before);
+    assert!(names.iter().any(|name| decides(&members, name, now) == Decider::Peer(1)), "it is asked");
+}
+
 /// Without it each restart of any cell locks out the callers of exact limits of all cells.
 #[test]
 fn a_change_among_others_leaves_what_is_known() {

@@ -244,7 +244,7 @@ fn a_store_that_comes_back_empty_is_debited_once_by_all_nodes_together() {
     let nodes = [node(&store, "one", &clock), node(&store, "two", &clock)];
     for one in &nodes {
         assert!(pollster::block_on(one.is_lost()).expect("an answer"), "a new process reads back");
-        pollster::block_on(one.renew_canaries()).expect("renewed");
+        pollster::block_on(one.write_canaries()).expect("written");
         assert!(!pollster::block_on(one.is_lost()).expect("an answer"));
     }
     assert_eq!(charge(&nodes[0], &limit, "a", Cost::new(300)), 700);
@@ -393,6 +393,23 @@ impl CounterStore for Late {
     }
 }
 
+/// A store that, if so, answers no debit in time.
+struct Refusing(Arc<MemoryStore<Clock>>, bool);
+
+impl CounterStore for Refusing {
+    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
+        self.0.charge(charges).await
+    }
+
+    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        if self.1 { Err(StoreError::Timeout) } else { self.0.debit(charges).await }
+    }
+
+    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
+        self.0.release(permits).await
+    }
+}
+
 /// Without it a node that starts while Redis is slow for a moment takes a late answer for a loss, and debits what other nodes have
 /// refunded.
 #[test]
@@ -408,18 +425,48 @@ fn a_canary_that_was_late_to_be_written_is_no_loss() {
         );
         let is_lost = || pollster::block_on(node.is_lost()).expect("an answer");
         assert!(is_lost(), "a new process reads back");
-        let renewed = pollster::block_on(node.renew_canaries());
+        let written = pollster::block_on(node.write_canaries());
         assert!(!is_lost(), "number {late} was late");
-        assert!(renewed.is_ok() || pollster::block_on(node.renew_canaries()).is_ok(), "made up for");
+        assert!(written.is_ok() || pollster::block_on(node.renew_canaries()).is_ok(), "made up for");
         assert!(!is_lost());
     }
     let durable = Durable::new(b"key", "lost", &[], 4, Peers::None, Arc::clone(&clock)).expect("valid");
     let durable = Some(Arc::new(durable));
     let node = DurableStore::new(counters(&clock), durable.clone());
-    pollster::block_on(node.renew_canaries()).expect("renewed");
+    pollster::block_on(node.write_canaries()).expect("written");
     assert!(!pollster::block_on(node.is_lost()).expect("an answer"));
     let emptied = DurableStore::new(counters(&clock), durable);
     assert!(pollster::block_on(emptied.is_lost()).expect("an answer"));
+}
+
+/// Without it what Redis loses while it does not answer is not restored: the canaries are written to the emptied store, and
+/// show no loss.
+#[test]
+fn a_loss_while_no_canary_can_be_written_is_noticed() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_772_000_000)));
+    for begins_well in [true, false] {
+        let store = counters(&clock);
+        let other = node(&store, "other", &clock);
+        pollster::block_on(other.write_canaries()).expect("written");
+        clock.advance(TimeDelta::from_secs(120));
+        let durable = Durable::new(b"key", "own", &[], 4, Peers::None, Arc::clone(&clock)).expect("valid");
+        let durable = Some(Arc::new(durable));
+        let over = |store: Refusing| DurableStore::new(store, durable.clone());
+        let (well, badly) = (over(Refusing(Arc::clone(&store), false)), over(Refusing(store, true)));
+        if begins_well {
+            pollster::block_on(well.write_canaries()).expect("written");
+            pollster::block_on(badly.renew_canaries()).expect_err("no answer");
+        } else {
+            pollster::block_on(badly.write_canaries()).expect_err("no answer");
+        }
+        assert!(!pollster::block_on(well.is_lost()).expect("an answer"));
+        let emptied = over(Refusing(counters(&clock), false));
+        pollster::block_on(emptied.renew_canaries()).expect_err("a loss");
+        assert!(pollster::block_on(emptied.is_lost()).expect("an answer"));
+        pollster::block_on(emptied.write_canaries()).expect("written");
+        assert!(!pollster::block_on(emptied.is_lost()).expect("an answer"));
+        pollster::block_on(emptied.renew_canaries()).expect("renewed");
+    }
 }
 
 /// Without it a reset takes more off the record than requests have put there, and what is restored later is too little.

@@ -154,7 +154,7 @@ fn a_process_that_starts_knows_whether_the_store_was_emptied() {
     let is_new = |process: &str| {
         let node = node(&store, process, &clock);
         let is_new = pollster::block_on(node.is_new()).expect("an answer");
-        pollster::block_on(node.renew_canaries()).expect("renewed");
+        pollster::block_on(node.write_canaries()).expect("written");
         is_new
     };
     assert!(is_new("first") && is_new("second"), "those that start together all know");

@@ -135,6 +135,8 @@ impl WorkerPermit {
         }
         // Neither a latency nor an abandoned request: only the place is free.
         body.is_paused |= body.leave(Ended::Completed);
+        // A place that came now would be held by a request that waits for its client.
+        body.returning = None;
         if let Some(metered) = &mut body.metered {
             metered.pause();
         }

@@ -214,6 +214,8 @@ fn usage_is_of_a_window_that_contains_now() {
 struct PartlyAway {
     near: MemoryStore<Arc<ManualClock>>,
     is_away: AtomicBool,
+    /// Whether it can be read all the same.
+    is_read: AtomicBool,
 }
 
 impl PartlyAway {
@@ -225,7 +227,9 @@ impl PartlyAway {
 
 impl CounterStore for PartlyAway {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        self.reach(charges)?;
+        if !self.is_read.load(Ordering::Relaxed) {
+            self.reach(charges)?;
+        }
         self.near.charge(charges).await
     }
 
@@ -253,7 +257,7 @@ descriptors:
     let rules = Ruleset::load(&[Source::new("r.yaml", rules)], &Options::default()).expect("rules");
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
     let near = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
-    let store = PartlyAway { near, is_away: AtomicBool::new(false) };
+    let store = PartlyAway { near, is_away: AtomicBool::new(false), is_read: AtomicBool::new(false) };
     let limiter = Limiter::new(Arc::new(rules), store, clock);
     let caller = [("user", "u"), ("far", "x")];
     for _ in 0..3 {
@@ -269,6 +273,9 @@ descriptors:
     let far = UsageOf { rule: Some("user/far"), ..of(&caller) };
     assert!(matches!(pollster::block_on(limiter.usage(&far)), Err(UsageError::Store(_))));
     assert!(matches!(pollster::block_on(limiter.reset(&far)), Err(UsageError::Store(_))));
+    // It answers again, after the reset has failed.
+    limiter.store().is_read.store(true, Ordering::Relaxed);
+    assert!(matches!(pollster::block_on(limiter.reset(&of(&caller))), Err(UsageError::Store(_))));
     limiter.store().is_away.store(false, Ordering::Relaxed);
     assert_eq!(used(&read().expect("usage")), [Some(0), Some(3)], "nothing seems to be reset that is not");
 }

@@ -5,12 +5,17 @@ use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{Request, StatusCode};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 const RULES: &str = "domain: d\ndescriptors:\n  - {key: api_key, name: slots, concurrency: 2}\n";
+
+/// One place in flight.
+const ONE: &str = "domain: d\noverload: {workers: {limit: 1}}\n";
 
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
@@ -138,20 +143,38 @@ fn authorities_are_hosts() {
     assert_eq!(origin.requests(), 2);
 }
 
+/// A request to `/early`.
+#[derive(Default)]
+struct Early {
+    arrived: Notify,
+    responds: Notify,
+}
+
 /// An HTTP/2 upstream: it reads the request body and responds with its length, except for `/stuck`, of which it reads nothing,
-/// and `/silent`, to which it does not respond.
-async fn upstream(listener: TcpListener) {
+/// `/silent`, to which it does not respond, and `/early`, to which it responds before it reads, when the test says so.
+async fn upstream(listener: TcpListener, early: Arc<Early>) {
     while let Ok((stream, _)) = listener.accept().await {
+        let early = Arc::clone(&early);
         tokio::spawn(async move {
             let mut connection = h2::server::handshake(stream).await.expect("HTTP/2");
             while let Some(Ok((request, mut respond))) = connection.accept().await {
+                let early = Arc::clone(&early);
                 tokio::spawn(async move {
+                    if request.uri().path() == "/early" {
+                        early.arrived.notify_one();
+                        early.responds.notified().await;
+                        let mut body = respond.send_response(http::Response::new(()), false).expect("sent");
+                        let length = text(request.into_body()).await.expect("a body").len();
+                        body.send_data(length.to_string().into(), true).expect("sent");
+                        return;
+                    }
                     if request.uri().path() == "/stuck" {
                         let _ = std::future::poll_fn(|cx| respond.poll_reset(cx)).await;
                         return;
                     }
                     let is_silent = request.uri().path() == "/silent";
-                    let length = text(request.into_body()).await.expect("a body").len();
+                    let Ok(body) = text(request.into_body()).await else { return };
+                    let length = body.len();
                     if is_silent {
                         let _ = std::future::poll_fn(|cx| respond.poll_reset(cx)).await;
                         return;
@@ -164,15 +187,20 @@ async fn upstream(listener: TcpListener) {
     }
 }
 
+/// Starts such an upstream. Returns its address, and the section of a gateway before it.
+fn over_http2(runtime: &Runtime, route: &str, early: &Arc<Early>) -> (SocketAddr, String) {
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    runtime.spawn(upstream(listener, Arc::clone(early)));
+    let pool = format!("[\"{address}\"], protocol: http2, eject: {{after: 1, for: 1h}}");
+    (address, plain(address, route).replace(&format!("[\"{address}\"]"), &pool))
+}
+
 /// The response timeout starts when the body has been sent, as with HTTP/1; an upstream that stops reading times out as well.
 #[test]
 fn uploads_take_their_time() {
     let runtime = runtime();
-    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a free port");
-    let address = listener.local_addr().expect("an address");
-    runtime.spawn(upstream(listener));
-    let section = plain(address, ", timeout: 1s, idle_timeout: 3s")
-        .replace(&format!("[\"{address}\"]"), &format!("[\"{address}\"], protocol: http2"));
+    let (_, section) = over_http2(&runtime, ", timeout: 1s, idle_timeout: 3s", &Arc::default());
     let gateway = Gateway::start(RULES, &section);
     let mut open = gateway.open();
     open.send(b"POST /slow HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n").expect("sent");
@@ -199,12 +227,8 @@ fn uploads_take_their_time() {
 #[test]
 fn expectations_are_answered_with_an_http2_upstream() {
     let runtime = runtime();
-    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a free port");
-    let address = listener.local_addr().expect("an address");
-    runtime.spawn(upstream(listener));
     // Longer than any test: nothing else wakes the connection.
-    let section = plain(address, ", idle_timeout: 1h")
-        .replace(&format!("[\"{address}\"]"), &format!("[\"{address}\"], protocol: http2"));
+    let (_, section) = over_http2(&runtime, ", idle_timeout: 1h", &Arc::default());
     let gateway = Gateway::start(RULES, &section);
     let mut open = gateway.open();
     open.send(b"POST /a HTTP/1.1\r\nhost: t\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n")
@@ -212,4 +236,106 @@ fn expectations_are_answered_with_an_http2_upstream() {
     assert_eq!(open.read_until(b"\r\n\r\n").expect("a go-ahead"), b"HTTP/1.1 100 Continue\r\n\r\n");
     open.send(b"body").expect("sent");
     assert_eq!(open.response().expect("an answer").text(), "4");
+}
+
+/// Otherwise any client has a backend ejected that serves all others.
+#[test]
+fn a_body_that_is_refused_is_no_failure_of_an_http2_upstream() {
+    let runtime = runtime();
+    let (address, section) = over_http2(&runtime, ", max_body: 1KB", &Arc::default());
+    let gateway = Gateway::start(RULES, &section);
+    let mut open = gateway.open();
+    open.send(b"POST /a HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n")
+        .expect("sent");
+    open.send(format!("7d0\r\n{}\r\n0\r\n\r\n", "x".repeat(2_000)).as_bytes()).expect("sent");
+    let refused = open.response().expect("an answer");
+    assert_eq!(refused.status, 413, "{}", refused.text());
+    let usable = format!("gateway_endpoint_usable{{upstream=\"api\",address=\"{address}\"}}");
+    assert_eq!(gateway.metric(&usable), 1);
+}
+
+/// Streams in both directions: an upstream that has begun to respond must get the end of the request, although no place is free.
+#[test]
+fn the_end_of_a_body_goes_on_when_the_response_begins() {
+    let runtime = runtime();
+    let early = Arc::default();
+    // Longer than any test: no timer sends the end.
+    let (_, section) = over_http2(&runtime, ", timeout: 1h", &early);
+    let gateway = Gateway::start(ONE, &section);
+    let state = || gateway.overload();
+    // Several, because the end may also be sent by chance.
+    for _ in 0..8 {
+        let mut upload = gateway.open();
+        upload
+            .send(b"POST /early HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n")
+            .expect("sent");
+        runtime.block_on(early.arrived.notified());
+        eventually("the place to be given back", || (state().in_flight == 0).then_some(()));
+        let mut other = gateway.open();
+        other.send(&harness::request("GET", "/silent", b"")).expect("sent");
+        eventually("another request to have it", || (state().in_flight == 1).then_some(()));
+        upload.send(b"0\r\n\r\n").expect("sent");
+        eventually("the end to wait", || (state().waiting == 1).then_some(()));
+        early.responds.notify_one();
+        let answer = upload.response().expect("an answer");
+        assert_eq!((answer.status, answer.text().as_str()), (200, "4"));
+        drop(other);
+        eventually("the place to be free", || (state().in_flight == 0).then_some(()));
+    }
+}
+
+/// An upstream over HTTP/1 works on a request once it has the stated length, whether or not the client has ended its stream.
+#[test]
+fn the_last_byte_of_a_stated_length_waits_for_a_place() {
+    let origin = Origin::start();
+    let gateway = Gateway::start(ONE, &plain(origin.address, ""));
+    let state = || gateway.overload();
+    runtime().block_on(async {
+        let (send, _serving) = connect(gateway.address(), 65_535).await;
+        let mut uploads = Vec::new();
+        for before in 0..2 {
+            let request = Request::post("http://api.test/hold").header("content-length", "4").body(());
+            let mut send = send.clone().ready().await.expect("a stream");
+            let (answer, mut body) = send.send_request(request.expect("a request"), false).expect("sent");
+            body.send_data(Bytes::from_static(b"abc"), false).expect("sent");
+            tokio::task::block_in_place(|| {
+                eventually("the upstream has the head", || (origin.requests() > before).then_some(()));
+                eventually("the place is given back", || (state().in_flight == 0).then_some(()));
+            });
+            uploads.push((answer, body));
+        }
+        for (waiting, (_, body)) in uploads.iter_mut().enumerate() {
+            body.send_data(Bytes::from_static(b"d"), false).expect("sent");
+            tokio::task::block_in_place(|| {
+                eventually("one to be at the upstream, the other to wait", || {
+                    (state().in_flight == 1 && state().waiting as usize == waiting).then_some(())
+                });
+            });
+        }
+        for (answer, _body) in uploads {
+            origin.release(1);
+            assert_eq!(answer.await.expect("an answer").status(), StatusCode::OK);
+        }
+    });
+}
+
+/// A client that has nothing to send for a while must not lose a stream whose response goes on.
+#[test]
+fn a_stream_in_both_directions_may_pause() {
+    let origin = Origin::start();
+    let section = plain(origin.address, "") + "  clients: {body_timeout: 200ms}\n";
+    let gateway = Gateway::start(RULES, &section);
+    runtime().block_on(async {
+        let (send, _serving) = connect(gateway.address(), 65_535).await;
+        let request = Request::post("http://api.test/echo").body(()).expect("a request");
+        let mut send = send.ready().await.expect("a stream");
+        let (answer, mut body) = send.send_request(request, false).expect("sent");
+        body.send_data(Bytes::from_static(b"one"), false).expect("sent");
+        let mut echo = answer.await.expect("an answer").into_body();
+        assert_eq!(echo.data().await.expect("a part").expect("no error"), "one");
+        // Several times as long as a body may pause that the response waits for.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        body.send_data(Bytes::from_static(b"two"), true).expect("sent");
+        assert_eq!(text(echo).await.expect("the rest"), "two");
+    });
 }

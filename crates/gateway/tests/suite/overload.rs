@@ -195,6 +195,27 @@ fn the_ends_of_bodies_wait_for_a_place_and_leave_the_reserve_to_others() {
     eventually("the place to be free", || (gateway.get("/x").status == 200).then_some(()));
 }
 
+/// Otherwise a few callers have a backend ejected that is only busy.
+#[test]
+fn a_body_whose_end_finds_no_place_is_no_failure_of_the_upstream() {
+    let origin = Origin::start();
+    let pool = format!("[\"{}\"], eject: {{after: 1, for: 1h}}", origin.address);
+    let section = plain(origin.address, ", timeout: 200ms")
+        .replace(&format!("[\"{}\"]", origin.address), &pool)
+        + "    - {path: \"/hold/{*rest}\", upstream: api, domain: d, timeout: 1h}\n";
+    let gateway = Gateway::start(ONE, &section);
+    let mut upload = gateway.open();
+    upload.send(b"POST /u HTTP/1.1\r\nhost: t\r\ncontent-length: 4\r\n\r\nabc").expect("sent");
+    eventually("the upstream has the head", || (origin.requests() == 1).then_some(()));
+    eventually("the place is given back", || (gateway.overload().in_flight == 0).then_some(()));
+    let _held = held(&gateway, &origin, "/hold/1");
+    upload.send(b"d").expect("sent");
+    let refused = upload.response().expect("an answer");
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")), "{}", refused.text());
+    let usable = format!("gateway_endpoint_usable{{upstream=\"api\",address=\"{}\"}}", origin.address);
+    assert_eq!(gateway.metric(&usable), 1);
+}
+
 /// HTTP/2 clients take the length of a body that does not come for an error.
 #[test]
 fn a_response_without_content_states_no_length() {

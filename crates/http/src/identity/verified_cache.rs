@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 const SHARDS: usize = 8;
 /// Maximum number of tokens per generation of one map: 16,384 in total.
 const MAX_TOKENS: usize = 1024;
+/// Maximum number of bytes of values per generation of one map: 16 MiB in total. A value may have 8 KiB.
+const MAX_BYTES: usize = 1 << 20;
 
 /// The attribute values of a token, in the order of the settings.
 pub(super) type Values = Arc<[Option<String>]>;
@@ -44,6 +46,8 @@ type Generation = HashMap<Digest, (Validity, Values), foldhash::fast::RandomStat
 struct Generations {
     young: Generation,
     old: Generation,
+    /// Of the values that were added to the young one.
+    bytes: usize,
 }
 
 impl VerifiedJwts {
@@ -70,6 +74,16 @@ impl VerifiedJwts {
     }
 
     #[cfg(test)]
+    fn bytes(&self) -> usize {
+        let of = |shard: &Mutex<Generations>| -> usize {
+            let shard = shard.lock().unwrap();
+            let values = shard.young.values().chain(shard.old.values()).flat_map(|(_, values)| values.iter());
+            values.flatten().map(String::len).sum()
+        };
+        self.0.iter().map(of).sum()
+    }
+
+    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         let lengths = self.0.iter().map(|shard| {
             let shard = shard.lock().unwrap();
@@ -81,8 +95,11 @@ impl VerifiedJwts {
 
 impl Generations {
     fn add(&mut self, digest: Digest, known: (Validity, Values)) {
-        if self.young.len() >= MAX_TOKENS {
+        let bytes = known.1.iter().flatten().map(String::len).sum::<usize>();
+        self.bytes += bytes;
+        if self.young.len() >= MAX_TOKENS || self.bytes > MAX_BYTES {
             self.old = std::mem::take(&mut self.young);
+            self.bytes = bytes;
         }
         self.young.insert(digest, known);
     }
@@ -118,6 +135,12 @@ mod tests {
         }
         assert!(verified.len() <= 2 * SHARDS * MAX_TOKENS, "{}", verified.len());
         assert_eq!(verified.get(&digest(1), 0), None);
+        let long = values(&"x".repeat(8 << 10));
+        for number in 0..20_000 {
+            verified.put(digest(number), ALWAYS, long.clone());
+        }
+        assert!(verified.bytes() <= 2 * SHARDS * MAX_BYTES, "{}", verified.bytes());
+        assert_eq!(verified.get(&digest(19_999), 0), Some(long), "long values are cached, too");
     }
 
     /// A token that expires while it is cached must not be accepted a second longer.

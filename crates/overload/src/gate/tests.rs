@@ -319,6 +319,26 @@ fn requests_that_need_their_places_again_go_first_and_keep_the_limit() {
     assert_eq!((waiters, gate.waiting()), (vec![1], 0));
 }
 
+/// Otherwise a normal request has the reserve's place when the critical one that was to have it has gone.
+#[test]
+fn the_reserve_stays_free_when_who_waits_for_it_has_waited_too_long() {
+    let start = Timestamp::from_secs(1);
+    let at = |millis| start + TimeDelta::from_millis(millis);
+    let gate = Gate::<u32>::new(&fixed(2, 2.0));
+    let entry = |now, priority| gate.enter(now, &Arrival::new(priority, 7), GateMode::Live);
+    assert_eq!(fill(&gate, start).len(), 2);
+    let Entry::Admitted(critical) = entry(start, Priority::Critical) else { panic!("the reserve is free") };
+    for (now, priority, waiter) in [(start, Priority::Critical, 1), (at(90), Priority::Normal, 2)] {
+        let Entry::Full(waiting) = entry(now, priority) else { panic!("all places are taken") };
+        assert!(matches!(gate.wait(now, waiting, waiter), Waited::Until(..)));
+    }
+    // Makes a control step, so that none removes the critical request after its 150 ms.
+    assert!(!matches!(entry(at(140), Priority::Sheddable), Entry::Admitted(_)));
+    let admitted = gate.leave(critical, at(160), Ended::Completed);
+    assert!(admitted.is_empty(), "{admitted:?}");
+    assert_eq!((gate.state(at(160)).in_flight, gate.waiting()), (2, 1));
+}
+
 /// A metric by priority that was sampled would be wrong.
 #[test]
 fn all_requests_are_counted_where_few_are_measured() {

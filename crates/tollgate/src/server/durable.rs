@@ -249,7 +249,7 @@ impl DurableServer {
                         ready.take().map(|ready| ready.send(()));
                     }
                     Ok(()) => {
-                        renewed = self.store().renew_canaries().await.is_ok().then(tokio::time::Instant::now);
+                        renewed = self.store().write_canaries().await.is_ok().then(tokio::time::Instant::now);
                         // Counted once what was lost is known again.
                         self.losses.fetch_add(u64::from(!is_first), Ordering::Relaxed);
                         (is_first, has_warned, is_noticed) = (false, false, false);
