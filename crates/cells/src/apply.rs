@@ -18,13 +18,13 @@ use crate::message::{Batch, Hello, Message};
 use crate::overdraft::{BucketTime, Overdraft};
 use crate::owner::Transport;
 use crate::regional::RegionalStore;
-use crate::reported::{Reported, add_up};
+use crate::reported::{Reported, Reports, add_up};
 use crate::stats::add;
 use crate::used_units;
 use futures_util::future::join_all;
 use std::collections::{HashMap, HashSet};
 use tollgate_core::{
-    Charge, Clock, Cost, CounterId, CounterKey, CounterStore, Enforcement, KeyPart, Limit, Outcome, Outcomes,
+    Charge, Clock, Cost, CounterId, CounterKey, CounterStore, Enforcement, Limit, Outcome, Outcomes,
     RegionMode, StoreError, TimeDelta, Timestamp,
 };
 
@@ -87,7 +87,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             let is_shared = is_shared.get(entries[*at].counter as usize);
             is_shared == Some(&true) && !application.applied.contains(at)
         };
-        let reported = add_up(batch, |at| is_wanted(&at));
+        let Reports { counters: reported, parts } = add_up(batch, |at| is_wanted(&at));
         let is_any_dated = counters.iter().any(|counter| counter.limit.refunds_of().is_some());
         // For as long as the sender waits for an answer.
         let most = TimeDelta::from_micros(self.members.config().silence.as_micros() / 2);
@@ -102,19 +102,14 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 application.applied.extend(done.iter().flat_map(Reported::entries));
                 return Message::Busy(self.members.sightings(self.clock.now()));
             }
-            let mut parts: Vec<KeyPart<'_>> = Vec::with_capacity(chunk.len());
-            let lengths: Vec<usize> =
-                chunk.iter().map(|one| entries[one.entry].values.add_to(&mut parts)).collect();
             let dated = |one: &Reported| {
                 let limit = &counters[entries[one.entry].counter as usize].limit;
                 limit.refunds_of().map(|taken| self.refunding_here(limit, taken, *made_at, one.id, now))
             };
             let dated: Vec<Option<Limit>> = chunk.iter().filter(|_| is_any_dated).map(dated).collect();
-            let mut rest = parts.as_slice();
-            let all = chunk.iter().zip(lengths).enumerate().map(|(at, (one, length))| {
-                let (entry, own) = (&entries[one.entry], rest.split_off(..length).unwrap_or_default());
-                let counter = &counters[entry.counter as usize];
-                let key = CounterKey { scope: &counter.scope, parts: own };
+            let all = chunk.iter().enumerate().map(|(at, one)| {
+                let counter = &counters[entries[one.entry].counter as usize];
+                let key = CounterKey { scope: &counter.scope, parts: &parts[one.parts.clone()] };
                 let limit = dated.get(at).and_then(Option::as_ref).unwrap_or(&counter.limit);
                 Charge { enforcement: Enforcement::Independent, ..Charge::new(key, limit, cost(one.units)) }
             });
@@ -254,14 +249,12 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         ids: &[CounterId],
     ) -> Result<HashMap<usize, u64>, StoreError> {
         let now = self.clock.now();
-        let is_read = |(charge, id): (&Charge<'_>, &CounterId)| {
-            let has_room = match BucketTime::of(charge) {
-                // What comes after an overdraft is added to it.
-                Some(_) => self.overdrafts.get(*id).is_none_or(|known| known.full_at <= now),
-                None => has_windows(charge.limit),
-            };
-            is_large(charge) && has_room
+        let has_room = |charge: &Charge<'_>, id: &CounterId| match BucketTime::of(charge) {
+            // What comes after an overdraft is added to it.
+            Some(_) => self.overdrafts.get(*id).is_none_or(|known| known.full_at <= now),
+            None => has_windows(charge.limit),
         };
+        let is_read = |(charge, id): (&Charge<'_>, &CounterId)| is_large(charge) && has_room(charge, id);
         let wanted: Vec<usize> =
             charges.iter().zip(ids).enumerate().filter(|(_, one)| is_read(*one)).map(|(at, _)| at).collect();
         let mut rooms = HashMap::with_capacity(wanted.len());

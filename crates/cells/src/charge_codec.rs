@@ -196,7 +196,7 @@ impl<'a> Reader<'a> {
     pub(crate) fn values(&mut self) -> Option<KeyValues> {
         let start = self.0;
         for _ in 0..self.count(MAX_PARTS)? {
-            self.part(MAX_TEXT)?;
+            self.skip_part()?;
         }
         Some(KeyValues::from_encoded(&start[..start.len() - self.0.len()]))
     }
@@ -208,6 +208,19 @@ impl<'a> Reader<'a> {
             2 => KeyPart::Network { address: self.wide()?, prefix: self.byte().filter(|bits| *bits <= 128)? },
             _ => return None,
         })
+    }
+
+    /// Does what [`Self::part`] does, without the value.
+    fn skip_part(&mut self) -> Option<()> {
+        let mut ahead = *self;
+        if ahead.byte()? > 1 {
+            return self.part(MAX_TEXT).map(drop);
+        }
+        let length = usize::try_from(ahead.number()?).ok().filter(|length| *length <= MAX_TEXT)?;
+        let text = ahead.take(length)?;
+        *self = ahead;
+        // Almost all values are, and it is sooner known.
+        (text.is_ascii() || std::str::from_utf8(text).is_ok()).then_some(())
     }
 
     pub(crate) fn charge(&mut self) -> Option<SentCharge> {
@@ -294,5 +307,43 @@ impl<'a> Reader<'a> {
             Some(parts) => limit.in_parts(parts)?,
         };
         Some((limit, is_durable))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without it a batch is accepted whose values are no keys, or refused although they are.
+    #[test]
+    fn values_can_be_read_if_their_parts_can() {
+        let long = "é".repeat(40);
+        let network = KeyPart::Network { address: 1 << 100, prefix: 32 };
+        let lists: [&[KeyPart<'_>]; 5] = [
+            &[],
+            &[KeyPart::Text("alice")],
+            &[KeyPart::Secret("é"), network],
+            &[network, KeyPart::Text(&long)],
+            &[KeyPart::Text(""), KeyPart::Text("a"), KeyPart::Secret("é")],
+        ];
+        for list in lists {
+            let mut encoded = Writer::default();
+            encoded.parts(list.iter().copied());
+            // Every byte changed in turn, and none.
+            for at in 0..=encoded.0.len() {
+                for changed in [0_u8, 1, 2, 3, 0x61, 0x80, 0xc3, 0xff] {
+                    let mut bytes = encoded.0.clone();
+                    bytes.extend([0x61; 4]);
+                    bytes.get_mut(at).into_iter().for_each(|byte| *byte = changed);
+                    let (mut values, mut parts) = (Reader(&bytes), Reader(&bytes));
+                    assert_eq!(values.values().is_some(), parts.parts().is_some(), "{bytes:?}");
+                    let mut ahead = Reader(&bytes);
+                    if let Some(values) = ahead.values() {
+                        assert_eq!(values.encoded().len(), bytes.len() - parts.0.len());
+                        assert_eq!(ahead.0, parts.0);
+                    }
+                }
+            }
+        }
     }
 }

@@ -21,7 +21,6 @@
 use crate::message::Hello;
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tollgate_core::{Charge, CounterId, Limit, TimeDelta, Timestamp};
@@ -35,10 +34,49 @@ const MAX_SENDERS: usize = 1_024;
 #[derive(Debug, Default)]
 struct Report {
     covers: TimeDelta,
+    /// Units in the order in which they came. Almost every report is forgotten before its sender is late: only then are they
+    /// looked up.
+    listed: Vec<(CounterId, u64)>,
+    /// Units of a late sender, and of one whose counters do not all find room.
     units: HashMap<CounterId, u64, RandomState>,
 }
 
 impl Report {
+    /// Returns the number of counters that it takes room for: twice that of one that is listed twice.
+    fn len(&self) -> usize {
+        self.listed.len() + self.units.len()
+    }
+
+    /// Begins a new report.
+    fn reset(&mut self, covers: TimeDelta) {
+        self.covers = covers;
+        // The memory of the list is used again, that of the map is needed seldom.
+        self.listed.clear();
+        self.units = HashMap::default();
+    }
+
+    /// Makes the units of all counters known to [`Self::units_in`].
+    fn index(&mut self) {
+        for (id, units) in self.listed.drain(..) {
+            let known = self.units.entry(id).or_default();
+            *known = known.saturating_add(units);
+        }
+    }
+
+    /// Adds units where there is no room for all as they come: each counter once, and no more than `room` new ones.
+    #[cold]
+    fn add_known(&mut self, units: &mut dyn Iterator<Item = (CounterId, u64)>, room: usize) {
+        let most = self.len() + room;
+        self.index();
+        for (id, units) in units {
+            // Of what finds no room nothing is assumed.
+            if self.units.len() < most || self.units.contains_key(&id) {
+                let known = self.units.entry(id).or_default();
+                *known = known.saturating_add(units);
+            }
+        }
+    }
+
     /// Returns the units that this report's rate gives a counter in `span`.
     fn units_in(&self, id: CounterId, span: TimeDelta) -> u64 {
         let units = self.units.get(&id).copied().unwrap_or(0);
@@ -98,7 +136,8 @@ impl LatePeers {
         if senders.len() >= MAX_SENDERS && !senders.contains_key(&from.incarnation) {
             return;
         }
-        let known: usize = senders.values().map(|one| one.last.units.len() + one.before.units.len()).sum();
+        let known: usize = senders.values().map(|one| one.last.len() + one.before.len()).sum();
+        let room = MAX_COUNTERS.saturating_sub(known);
         let sender = senders.entry(from.incarnation).or_insert_with(|| Sender {
             cell: from.cell.clone(),
             reported_at: now,
@@ -106,27 +145,21 @@ impl LatePeers {
             before: Report::default(),
             overdue: TimeDelta::ZERO,
         });
-        let mut room = MAX_COUNTERS.saturating_sub(known);
         if covers > TimeDelta::ZERO {
             // The memory of the report before the last is used again.
             std::mem::swap(&mut sender.before, &mut sender.last);
-            sender.last.covers = covers;
-            sender.last.units.clear();
+            sender.last.reset(covers);
         }
         (sender.reported_at, sender.overdue) = (now, TimeDelta::ZERO);
-        for (charge, id) in charges.iter().zip(ids).filter(|(charge, _)| !charge.cost.is_refund()) {
-            let units = charge.cost.units().div_ceil(charge.limit.parts_of_unit().max(1));
-            match sender.last.units.entry(*id) {
-                Entry::Occupied(mut known) => {
-                    *known.get_mut() = known.get().saturating_add(units);
-                }
-                Entry::Vacant(new) if room > 0 => {
-                    room -= 1;
-                    new.insert(units);
-                }
-                // Nothing is assumed of it.
-                Entry::Vacant(_) => {}
-            }
+        let units = |charge: &Charge<'_>| match charge.limit.parts_of_unit() {
+            0 | 1 => charge.cost.units(),
+            parts => charge.cost.units().div_ceil(parts),
+        };
+        let taken = charges.iter().zip(ids).filter(|(charge, _)| !charge.cost.is_refund());
+        let mut units = taken.map(|(charge, id)| (*id, units(charge)));
+        match charges.len() <= room {
+            true => sender.last.listed.extend(units),
+            false => sender.last.add_known(&mut units, room),
         }
         self.recount(&senders);
     }
@@ -151,6 +184,10 @@ impl LatePeers {
             let is_late = age.as_micros() > 2 * interval.as_micros() && !is_silent(&sender.cell);
             let overdue = if is_late { age.as_micros() - interval.as_micros() } else { 0 };
             sender.overdue = TimeDelta::from_micros(overdue);
+            if is_late {
+                sender.last.index();
+                sender.before.index();
+            }
         }
         self.recount(&senders);
     }
@@ -174,11 +211,12 @@ impl LatePeers {
     /// before.
     pub(crate) fn expected(&self, charge: &Charge<'_>, now: Timestamp) -> u64 {
         let (id, counts) = (charge.key.id(), counting_time(charge, now));
+        let late = |sender: &&Sender| sender.overdue > TimeDelta::ZERO;
         let of = |sender: &Sender| {
             let span = sender.overdue.min(counts);
             sender.last.units_in(id, span).min(sender.before.units_in(id, span))
         };
-        self.read().values().map(of).fold(0, u64::saturating_add)
+        self.read().values().filter(late).map(of).fold(0, u64::saturating_add)
     }
 }
 

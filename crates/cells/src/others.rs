@@ -13,6 +13,9 @@ use tollgate_core::{Charge, Cost, CounterId, Limit, PermitId, State, Timestamp};
 const MAX: usize = 65_536;
 /// Number of counters looked at when one must give way.
 const SAMPLE: usize = 8;
+/// Counters that are looked up together, so that their lines of memory arrive at the same time: waiting for one after
+/// another is most of what a report costs.
+const GROUP: usize = 32;
 /// Limits that are remembered, so that counters share them.
 const MAX_SHARED: usize = 32;
 
@@ -40,6 +43,32 @@ impl Reported {
         limit
     }
 
+    /// Adds what other cells have consumed or refunded. `has_room` is whether there is room for all these counters.
+    fn add(&mut self, charges: &[Charge<'_>], ids: &[CounterId], has_room: bool, now: Timestamp) {
+        let mut last: Option<(&Limit, Arc<Limit>)> = None;
+        for (charge, id) in charges.iter().zip(ids) {
+            let is_full = !has_room && self.counters.len() >= MAX && !self.counters.contains_key(id);
+            if is_full && !self.make_room(now) {
+                continue;
+            }
+            // Most charges have the limit of the one before them.
+            let (_, shared) = match last.take().filter(|(limit, _)| std::ptr::eq(*limit, charge.limit)) {
+                Some(known) => last.insert(known),
+                None => last.insert((charge.limit, self.shared(charge.limit))),
+            };
+            let (limit, state) =
+                self.counters.entry(*id).or_insert_with(|| (Arc::clone(shared), State::default()));
+            if !Arc::ptr_eq(limit, shared) {
+                limit.clone_from(shared);
+            }
+            let at = moment(charge, now);
+            match charge.cost.is_refund() {
+                true => drop(limit.step(state, at, Cost::refund(charge.cost.units()))),
+                false => limit.debit(PermitId::ANONYMOUS, state, at, charge.cost.units()),
+            }
+        }
+    }
+
     /// Makes room for a new counter, if that is possible.
     fn make_room(&mut self, now: Timestamp) -> bool {
         let some = self.counters.iter().take(SAMPLE);
@@ -56,26 +85,10 @@ impl Others {
     /// Adds what other cells have consumed or refunded; `ids` are those of the charges' counters.
     pub(crate) fn add(&self, charges: &[Charge<'_>], ids: &[CounterId], now: Timestamp) {
         let mut all = self.lock();
-        let mut last: Option<(&Limit, Arc<Limit>)> = None;
-        for (charge, id) in charges.iter().zip(ids) {
-            if all.counters.len() >= MAX && !all.counters.contains_key(id) && !all.make_room(now) {
-                continue;
-            }
-            // Most charges have the limit of the one before them.
-            let (_, shared) = match last.take().filter(|(limit, _)| std::ptr::eq(*limit, charge.limit)) {
-                Some(known) => last.insert(known),
-                None => last.insert((charge.limit, all.shared(charge.limit))),
-            };
-            let (limit, state) =
-                all.counters.entry(*id).or_insert_with(|| (Arc::clone(shared), State::default()));
-            if !Arc::ptr_eq(limit, shared) {
-                limit.clone_from(shared);
-            }
-            let at = moment(charge, now);
-            match charge.cost.is_refund() {
-                true => drop(limit.step(state, at, Cost::refund(charge.cost.units()))),
-                false => limit.debit(PermitId::ANONYMOUS, state, at, charge.cost.units()),
-            }
+        for (charges, ids) in charges.chunks(GROUP).zip(ids.chunks(GROUP)) {
+            let new = ids.iter().filter(|id| !all.counters.contains_key(id)).count();
+            let has_room = all.counters.len() + new <= MAX;
+            all.add(charges, ids, has_room, now);
         }
     }
 

@@ -10,7 +10,8 @@ use crate::message::Batch;
 use foldhash::fast::RandomState;
 use std::cmp::Reverse;
 use std::hash::BuildHasher;
-use tollgate_core::{CounterId, CounterKey, Limit, LimitParams, TimeDelta, Timestamp};
+use std::ops::Range;
+use tollgate_core::{CounterId, CounterKey, KeyPart, Limit, LimitParams, TimeDelta, Timestamp};
 
 /// What a batch reports of one counter.
 #[derive(Debug, PartialEq)]
@@ -20,6 +21,8 @@ pub(crate) struct Reported {
     pub(crate) units: i64,
     /// The entry whose limit applies.
     pub(crate) entry: usize,
+    /// Where the values of its key are in the list of all.
+    pub(crate) parts: Range<usize>,
     /// Its other entries.
     others: Vec<usize>,
 }
@@ -29,6 +32,14 @@ impl Reported {
     pub(crate) fn entries(&self) -> impl Iterator<Item = usize> + '_ {
         std::iter::once(self.entry).chain(self.others.iter().copied())
     }
+}
+
+/// What a batch reports.
+pub(crate) struct Reports<'a> {
+    /// By counter.
+    pub(crate) counters: Vec<Reported>,
+    /// Values of their keys: read once from what was received.
+    pub(crate) parts: Vec<KeyPart<'a>>,
 }
 
 /// Microseconds. What is reported may be so old anyway.
@@ -46,23 +57,29 @@ fn unit(limit: &Limit) -> Unit {
 
 /// Adds up the entries of a batch that `is_wanted`, by counter, in the order of their first entries. Buckets of different
 /// scales are not added up: they are there only while a limit is changed.
-pub(crate) fn add_up(batch: &Batch, is_wanted: impl Fn(usize) -> bool) -> Vec<Reported> {
+pub(crate) fn add_up(batch: &Batch, is_wanted: impl Fn(usize) -> bool) -> Reports<'_> {
     let Batch { counters, entries, .. } = batch;
     let units: Vec<Unit> = counters.iter().map(|counter| unit(&counter.limit)).collect();
     let mut all: Vec<Reported> = Vec::with_capacity(entries.len());
     let mut places = Places::new(entries.len());
-    let mut parts = Vec::new();
+    let mut parts: Vec<KeyPart<'_>> = Vec::with_capacity(entries.len());
     for (at, entry) in entries.iter().enumerate().filter(|(at, _)| is_wanted(*at)) {
         let place = entry.counter as usize;
         let Some(counter) = counters.get(place) else { continue };
-        parts.clear();
+        let first = parts.len();
         entry.values.add_to(&mut parts);
-        let id = CounterKey { scope: &counter.scope, parts: &parts }.id();
+        let id = CounterKey { scope: &counter.scope, parts: &parts[first..] }.id();
         let is_same =
             |known: &Reported| known.id == id && units[entries[known.entry].counter as usize] == units[place];
         match places.find_or_insert(id, all.len(), |known| is_same(&all[known])) {
-            Some(known) => all[known].others.push(at),
-            None => all.push(Reported { id, units: entry.units, entry: at, others: Vec::new() }),
+            Some(known) => {
+                parts.truncate(first);
+                all[known].others.push(at);
+            }
+            None => {
+                let parts = first..parts.len();
+                all.push(Reported { id, units: entry.units, entry: at, parts, others: Vec::new() });
+            }
         }
     }
     let limit = |at: usize| &counters[entries[at].counter as usize].limit;
@@ -79,7 +96,7 @@ pub(crate) fn add_up(batch: &Batch, is_wanted: impl Fn(usize) -> bool) -> Vec<Re
         }
     }
     all.extend(refunds);
-    all
+    Reports { counters: all, parts }
 }
 
 /// Where counters are in a list, by their ids. The list has the ids, so that this takes four bytes for each: a map with a copy
@@ -163,7 +180,11 @@ fn split_refunds(one: &mut Reported, entry: impl Fn(usize) -> (i64, TimeDelta)) 
     one.entry = reduced.swap_remove(at);
     one.others = reduced;
     one.units = i64::try_from(total).unwrap_or(if total < 0 { i64::MIN } else { i64::MAX });
-    refunds.map(|at| Reported { id: one.id, units: entry(at).0, entry: at, others: Vec::new() }).collect()
+    let apart = |at| {
+        let (units, parts) = (entry(at).0, one.parts.clone());
+        Reported { id: one.id, units, entry: at, parts, others: Vec::new() }
+    };
+    refunds.map(apart).collect()
 }
 
 #[cfg(test)]
@@ -172,7 +193,7 @@ mod tests {
     use crate::charge_codec::SentCounter;
     use crate::key_values::KeyValues;
     use crate::message::BatchEntry;
-    use tollgate_core::{Algorithm, KeyPart, LimitSpec, Rate, Scope, TimeDelta};
+    use tollgate_core::{Algorithm, LimitSpec, Rate, Scope};
 
     fn counter(per_day: u64) -> SentCounter {
         let spec = LimitSpec::new(Algorithm::FixedWindow, Rate::per(per_day, TimeDelta::from_secs(86_400)));
@@ -198,7 +219,7 @@ mod tests {
             ],
             ..Batch::default()
         };
-        let all = add_up(&batch, |at| at != 1);
+        let all = add_up(&batch, |at| at != 1).counters;
         let found: Vec<_> =
             all.iter().map(|one| (one.units, one.entry, one.entries().collect::<Vec<_>>())).collect();
         let expected = [(1_000, 0, vec![0, 2]), (11, 4, vec![4, 3]), (-4, 6, vec![6, 5])];
@@ -220,7 +241,7 @@ mod tests {
             let entries = (0..).zip(units).map(|(counter, units)| entry(counter, "a", units)).collect();
             let made_at = Some(31_000_000);
             let batch = Batch { counters: counters.clone(), entries, made_at, ..Batch::default() };
-            let all = add_up(&batch, |at| units[at] != 0);
+            let all = add_up(&batch, |at| units[at] != 0).counters;
             let mut found: Vec<usize> = all.iter().flat_map(Reported::entries).collect();
             found.sort_unstable();
             assert!(found.into_iter().eq((0..4).filter(|at| units[*at] != 0)), "each entry once");
@@ -245,7 +266,7 @@ mod tests {
             ..Batch::default()
         };
         for (units, refund, expected) in [(5, -38, (12, 0)), (5, -50, (0, 0)), (3, -38, (-8, 0))] {
-            let all = add_up(&batch(units, refund), |_| true);
+            let all = add_up(&batch(units, refund), |_| true).counters;
             assert_eq!((all.len(), (all[0].units, all[0].entry)), (1, expected), "{units} {refund}");
         }
         // Parts that do not divide each other: 1 + 7/8 - 5/12 units are 17.5 twelfths.
@@ -257,7 +278,7 @@ mod tests {
             ..Batch::default()
         };
         for (sign, expected) in [(1, 18), (-1, -17)] {
-            assert_eq!(add_up(&batch(sign), |_| true)[0].units, expected, "{sign}");
+            assert_eq!(add_up(&batch(sign), |_| true).counters[0].units, expected, "{sign}");
         }
     }
 }
