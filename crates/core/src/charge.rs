@@ -130,6 +130,44 @@ pub struct Outcomes {
     pub per_charge: SmallVec<[Outcome; 4]>,
 }
 
+/// The result of a request of one charge. By value: a list that is written and read again at once waits for memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Charged {
+    /// Time of the charge, by the store's clock.
+    pub at: Timestamp,
+    /// Outcome of the charge.
+    pub outcome: Outcome,
+}
+
+impl Charged {
+    /// Returns the result of a request of one charge that `try_charge` charges as a list; `None` if it declines.
+    #[inline]
+    pub fn of_list<'c>(
+        charge: &Charge<'c>,
+        try_charge: impl FnOnce(&[Charge<'c>], &mut Outcomes) -> bool,
+    ) -> Option<Self> {
+        let mut outcomes = Outcomes::default();
+        if !try_charge(std::slice::from_ref(charge), &mut outcomes) {
+            return None;
+        }
+        outcomes.per_charge.pop().map(|outcome| Self { at: outcomes.at, outcome })
+    }
+
+    /// Returns whether the charge was applied.
+    #[must_use]
+    #[inline]
+    pub fn admission(&self, charge: &Charge<'_>) -> Admission {
+        Outcomes::admission(std::iter::once((charge.enforcement, &self.outcome)))
+    }
+
+    /// Writes it as the result of a request into `outcomes`, which must be empty.
+    #[inline(always)]
+    pub fn write_to(self, charge: &Charge<'_>, outcomes: &mut Outcomes) {
+        (outcomes.admission, outcomes.at) = (self.admission(charge), self.at);
+        outcomes.per_charge.push(self.outcome);
+    }
+}
+
 impl Default for Outcomes {
     /// Creates an empty list for a store to fill. Always inlined, so that unfilled slots need not be copied.
     #[inline(always)]

@@ -129,8 +129,10 @@ impl<S: CounterStore> Harness<S> {
         self.requests += 1;
         let [charge] = charges else { return None };
         let name = self.store.prefetch(&charge.key).filter(|_| self.requests.is_multiple_of(2))?;
+        let charged = self.store.try_charge_named(charge, name)?;
         let mut outcomes = Outcomes::default();
-        self.store.try_charge_named(charge, name, &mut outcomes).then_some(outcomes)
+        charged.write_to(charge, &mut outcomes);
+        Some(outcomes)
     }
 
     /// Debits both; the effect shows in later charges.

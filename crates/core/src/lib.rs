@@ -58,7 +58,7 @@ pub use algorithm::sliding_log::AdmissionLog;
 pub use algorithm::sliding_window::SlidingCounts;
 pub use algorithm::strict_window::StrictCounts;
 pub use calendar::{Calendar, CalendarUnit, UnknownZone};
-pub use charge::{Admission, Charge, Enforcement, LossPolicy, Mode, Outcomes, Permit, UnitReturn};
+pub use charge::{Admission, Charge, Charged, Enforcement, LossPolicy, Mode, Outcomes, Permit, UnitReturn};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use cost::Cost;
 pub use counter_key::{CounterKey, KeyPart, OwnedKeyPart, Scope, StableHasher, secret_prefix};

@@ -1,6 +1,6 @@
 //! The counter store interface. Memory, Redis and every decorator implement this one trait.
 
-use crate::charge::{Charge, Outcomes, Permit, UnitReturn};
+use crate::charge::{Charge, Charged, Outcomes, Permit, UnitReturn};
 use crate::counter_key::CounterKey;
 use crate::late::LateCharge;
 use crate::outcome::Outcome;
@@ -21,11 +21,11 @@ pub trait CounterStore: Send + Sync {
         false
     }
 
-    /// Charges a request of one charge as [`CounterStore::try_charge`] does. `name` is the hash of its counter's key by the
+    /// Charges a request of one charge as [`CounterStore::try_charge`] does; `None` declines. `name` is the hash of its counter's key by the
     /// key hasher of this process, by which stores in memory find counters: who needs it too computes it once for both.
     #[inline]
-    fn try_charge_named(&self, charge: &Charge<'_>, _name: u64, outcomes: &mut Outcomes) -> bool {
-        self.try_charge(std::slice::from_ref(charge), outcomes)
+    fn try_charge_named(&self, charge: &Charge<'_>, _name: u64) -> Option<Charged> {
+        Charged::of_list(charge, |charges, outcomes| self.try_charge(charges, outcomes))
     }
 
     /// Begins to load the counter of a key into the processor's cache, if it is in this process's memory: the caller has
@@ -116,8 +116,8 @@ impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
     }
 
     #[inline(always)]
-    fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
-        (**self).try_charge_named(charge, name, outcomes)
+    fn try_charge_named(&self, charge: &Charge<'_>, name: u64) -> Option<Charged> {
+        (**self).try_charge_named(charge, name)
     }
 
     #[inline(always)]

@@ -286,12 +286,13 @@ impl DecisionDetails {
     #[inline]
     pub(crate) fn has_rare_parts(&self) -> bool {
         let Self { limits, descriptors, malformed_cost, reason, inline_limits, granted, .. } = self;
+        // Not `||`: see `Contents::has_rare_parts`.
         limits.spilled()
-            || descriptors.spilled()
-            || inline_limits.capacity() > 0
-            || malformed_cost.is_some()
-            || reason.is_some()
-            || granted.is_some()
+            | descriptors.spilled()
+            | (inline_limits.capacity() > 0)
+            | malformed_cost.is_some()
+            | reason.is_some()
+            | granted.is_some()
     }
 
     /// Clears what few decisions have. Keeps the lists' memory.

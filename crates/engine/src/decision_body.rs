@@ -29,8 +29,15 @@ const MAX_KEPT: usize = 16;
 const MAX_LIST: usize = 64;
 
 thread_local! {
-    /// The first of the bodies that the thread keeps; each holds the next. A list of boxes would be looked up twice.
-    static KEPT: Cell<Option<Box<Contents>>> = const { Cell::new(None) };
+    static KEPT: Kept = const { Kept { first: Cell::new(None), others: Cell::new(None) } };
+}
+
+/// The bodies that a thread keeps.
+struct Kept {
+    /// The one that most decisions take and return: a thread that makes one after another needs no more.
+    first: Cell<Option<Box<Contents>>>,
+    /// The first of the others; each holds the next. A list of boxes would be looked up twice.
+    others: Cell<Option<Box<Contents>>>,
 }
 
 /// Generation of a limiter's rules. No two in a process are equal, whichever limiters they belong to.
@@ -74,33 +81,47 @@ pub(crate) struct Contents {
     pub(crate) effect: Option<Box<MeasureEffect>>,
     /// The next body that the thread keeps, while this one is kept.
     next: Option<Box<Self>>,
-    /// Number of bodies that the thread keeps from this one on, while it is kept.
+    /// Number of bodies that the thread keeps from this one on, and as its first, while it is kept as another one.
     kept: usize,
 }
 
+impl Kept {
+    #[cold]
+    #[inline(never)]
+    fn take_other(&self) -> Option<Box<Contents>> {
+        let mut other = self.others.take()?;
+        self.others.set(other.next.take());
+        Some(other)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn keep_other(&self, mut other: Box<Contents>) {
+        let next = self.others.take();
+        // One more is kept as the first.
+        other.kept = next.as_ref().map_or(1, |next| next.kept) + 1;
+        if other.kept > MAX_KEPT {
+            return self.others.set(next);
+        }
+        other.next = next;
+        self.others.set(Some(other));
+    }
+}
+
 impl Contents {
-    /// Takes the first body that the thread keeps.
-    #[inline]
+    /// Takes a body that the thread keeps.
+    #[inline(always)]
     fn take_kept() -> Option<Box<Self>> {
-        let taken = KEPT.try_with(|kept| {
-            let mut first = kept.take()?;
-            kept.set(first.next.take());
-            Some(first)
-        });
-        taken.ok().flatten()
+        KEPT.try_with(|kept| kept.first.take().or_else(|| kept.take_other())).ok().flatten()
     }
 
     /// Keeps the body, unless the thread has enough of them. A thread that is ending keeps nothing.
-    #[inline]
-    fn keep(mut self: Box<Self>) {
+    #[inline(always)]
+    fn keep(self: Box<Self>) {
         let _ = KEPT.try_with(|kept| {
-            let next = kept.take();
-            self.kept = next.as_ref().map_or(0, |next| next.kept) + 1;
-            if self.kept > MAX_KEPT {
-                return kept.set(next);
+            if let Some(other) = kept.first.replace(Some(self)) {
+                kept.keep_other(other);
             }
-            self.next = next;
-            kept.set(Some(self));
         });
     }
 
@@ -108,7 +129,8 @@ impl Contents {
     #[inline]
     fn has_rare_parts(&self) -> bool {
         let Self { details, quotas, grants, effect, .. } = self;
-        details.has_rare_parts() || !quotas.is_empty() || grants.is_some() || effect.is_some()
+        // Not `||`: of parts that hardly any decision has, one test of all is faster than a branch for each.
+        details.has_rare_parts() | !quotas.is_empty() | grants.is_some() | effect.is_some()
     }
 
     /// Clears what few decisions have, and keeps the body unless a list's memory is too large. Apart, to keep the usual drop
@@ -146,7 +168,8 @@ impl DecisionBody {
 
     #[cold]
     fn with_rules(kept: Option<Box<Contents>>, generation: u64, rules: Arc<Ruleset>) -> Self {
-        let mut others = KEPT.try_with(Cell::take).ok().flatten();
+        // The first has been taken, or there is none.
+        let mut others = KEPT.try_with(|kept| kept.others.take()).ok().flatten();
         while let Some(mut other) = others {
             others = other.next.take();
             if other.generation == generation {

@@ -48,6 +48,7 @@ fn permute(high: u64, low: u64, keys: &[u64; ROUNDS]) -> u128 {
 impl DecisionId {
     /// Returns an ID that no decision, reservation or lease has had, on this or any other node.
     #[must_use]
+    #[inline]
     pub fn generate() -> Self {
         GENERATOR.with(|Generator { thread, count, keys }| {
             count.set(count.get() + 1);

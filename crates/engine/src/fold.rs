@@ -7,7 +7,7 @@
 use crate::decision::{
     DecidedBy, DecisionDetails, DecisionVerdict, DescriptorStatus, LimitRef, LimitStatus, Origin,
 };
-use tollgate_core::{Admission, Outcome, Outcomes, TimeDelta, Verdict};
+use tollgate_core::{Admission, Charge, Charged, Outcome, Outcomes, TimeDelta, Timestamp, Verdict};
 use tollgate_rules::{Action, LimitOrigin, MatchedLimit, Plan, Role, RuleLimit, SoftAction};
 
 /// Bounds of the time after which a request that was shed may be repeated.
@@ -25,12 +25,48 @@ pub(crate) fn decides(matched: &MatchedLimit<'_>) -> bool {
 
 #[inline(always)]
 pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
+    let outcomes_of = plan.limits.iter().zip(outcomes.per_charge.iter().copied());
+    if fold_each(outcomes_of, outcomes.at, folded) && is_denied(plan, outcomes) {
+        deny(plan, outcomes, folded);
+    }
+}
+
+/// The same, of a plan of one limit.
+#[inline(always)]
+pub(crate) fn fold_only(
+    plan: &Plan<'_>,
+    matched: &MatchedLimit<'_>,
+    charge: &Charge<'_>,
+    charged: Charged,
+    folded: &mut DecisionDetails,
+) {
+    if fold_each(std::iter::once((matched, charged.outcome)), charged.at, folded) {
+        deny_only(plan, charge, charged, folded);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn deny_only(plan: &Plan<'_>, charge: &Charge<'_>, charged: Charged, folded: &mut DecisionDetails) {
+    let mut outcomes = Outcomes::default();
+    charged.write_to(charge, &mut outcomes);
+    if is_denied(plan, &outcomes) {
+        deny(plan, &outcomes, folded);
+    }
+}
+
+/// Folds outcomes, except for a denial of the request. Returns whether any of them denies.
+#[inline(always)]
+fn fold_each<'m, 'p: 'm>(
+    outcomes: impl Iterator<Item = (&'m MatchedLimit<'p>, Outcome)>,
+    at: Timestamp,
+    folded: &mut DecisionDetails,
+) -> bool {
     folded.origin = Origin::Store;
-    folded.at = outcomes.at;
+    folded.at = at;
     folded.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
     let mut denials = false;
-    for (matched, outcome) in plan.limits.iter().zip(&outcomes.per_charge) {
-        let mut outcome = *outcome;
+    for (matched, mut outcome) in outcomes {
         if matched.limit.shards.is_some() {
             outcome.remaining = matched.remaining_of_whole(&outcome);
         }
@@ -40,9 +76,7 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDe
             fold_effects(matched, outcome.verdict, outcome.remaining, folded);
         }
     }
-    if denials && is_denied(plan, outcomes) {
-        deny(plan, outcomes, folded);
-    }
+    denials
 }
 
 /// Folds what an outcome does beside being shown: it delays the request, degrades it or warns. Apart, because few do. Takes
@@ -160,6 +194,7 @@ fn rank((matched, outcome): (&MatchedLimit<'_>, &Outcome)) -> (i32, TimeDelta) {
 }
 
 /// Adds one status per descriptor of the request.
+#[inline]
 pub(crate) fn descriptors(plan: &Plan<'_>, details: &mut DecisionDetails) {
     for (matched, rule) in &plan.matches {
         details.descriptors.push(DescriptorStatus { matched: *matched, rule: rule.map(|rule| rule.id) });

@@ -11,7 +11,7 @@ use crate::consumption::Meter;
 use crate::decision::{DecidedBy, Decision, DecisionDetails, DecisionVerdict, Origin, UnknownDomain};
 use crate::decision_body::{Contents, DecisionBody, Generation};
 use crate::decision_id::DecisionId;
-use crate::emergency::ActiveMeasures;
+use crate::emergency::{ActiveMeasures, MeasureEffect};
 use crate::fallback::TryCharge;
 use crate::fallback_counts::FallbackCounts;
 use crate::fallback_start::FallbackStarts;
@@ -92,16 +92,14 @@ pub struct Limiter<S> {
     pub(crate) meter: Option<Arc<dyn Meter>>,
 }
 
-/// Result of planning.
-enum Planned {
-    /// The plan is to be charged.
-    Charged,
-    /// Nothing is to be charged: the decision is complete.
-    Uncharged,
+/// What a decision needs beside its plan.
+struct Request<'p> {
+    check: &'p Check<'p>,
+    rules: &'p Ruleset,
+    quotas: &'p [Arc<CallerOverrides>],
+    permit: PermitId,
+    has_grants: bool,
 }
-
-/// The charge of a plan of one limit, and the name of its counter, as [`CounterStore::prefetch`] returns it.
-type NamedCharge<'a> = (Charge<'a>, u64);
 
 /// Result of charging without waiting.
 pub(crate) enum Tried {
@@ -264,15 +262,9 @@ impl<S: CounterStore> Limiter<S> {
     /// Begins a decision by the active rules.
     #[inline]
     pub(crate) fn begin(&self, id: DecisionId) -> Decision {
-        let mut decision = self.begin_without_id();
-        decision.body.details.id = id;
-        decision
-    }
-
-    /// Begins a decision by the active rules, which gets its ID later.
-    #[inline]
-    fn begin_without_id(&self) -> Decision {
-        Decision { body: DecisionBody::new(&self.generation, || self.rules.load_full()) }
+        let mut body = DecisionBody::new(&self.generation, || self.rules.load_full());
+        body.details.id = id;
+        Decision { body }
     }
 
     /// Plans, charges and folds one request, and reports the decision to the observers. `keep` receives the plan and
@@ -303,56 +295,21 @@ impl<S: CounterStore> Limiter<S> {
         mut keep: impl FnMut(&Plan<'_>, &DecisionDetails),
     ) -> impl Future<Output = Decision> {
         async move {
-            let mut decision = self.begin_without_id();
+            // The ID first: what could panic comes after it.
+            let mut decision = self.begin(DecisionId::generate());
             {
                 let Contents { details, rules, quotas, grants, effect, .. } = &mut *decision.body;
+                let permit = holder(details.id);
                 if self.quotas.is_some() || self.measures.any_active() {
                     let known = self.guarded(|| (self.quota_for(check, rules), self.effect_of(check)));
                     let (quota, measures) = known.unwrap_or_default();
                     (*quotas, *grants, *effect) = (quota.quotas, quota.grants, measures);
                 }
                 let mut plan = Plan::default();
-                let planned = self.guarded(|| {
-                    let is_known = plan_into(rules, quotas, check, &mut plan);
-                    if let Some(effect) = effect {
-                        effect.apply_to(&mut plan, details);
-                    }
-                    if self.adaptations.any_active() && !is_restored(effect.as_deref()) {
-                        self.apply_adapted(check, rules, &mut plan, details);
-                    }
-                    if !is_known && self.denies_unknown.load(Ordering::Relaxed) {
-                        details.deny_uncharged(DecidedBy::UnknownDomain);
-                    }
-                    if plan.limits.is_empty() {
-                        return Planned::Uncharged;
-                    }
-                    if let Some(attribute) = plan.malformed_cost {
-                        details.malformed_cost = Some(attribute.into());
-                        details.deny_uncharged(DecidedBy::MalformedCost);
-                        return Planned::Uncharged;
-                    }
-                    change(&mut plan);
-                    Planned::Charged
+                let request = Request { check, rules, quotas, permit, has_grants: grants.is_some() };
+                let tried = self.guarded(|| {
+                    self.plan_and_try(&request, effect.as_deref_mut(), &change, &mut plan, details)
                 });
-                let prefetched = match planned {
-                    Ok(Planned::Charged) => self.guarded(|| Some(self.prefetch(&plan))),
-                    Ok(Planned::Uncharged) => Ok(None),
-                    Err(panic) => Err(panic),
-                };
-                // Before the charge, because the counter is on its way into the processor's cache meanwhile.
-                fold::descriptors(&plan, details);
-                details.id = DecisionId::generate();
-                let permit = holder(details.id);
-                let tried = match prefetched {
-                    Ok(Some(_)) if plan.fleet.is_some() => {
-                        self.guarded(|| self.try_charge_shared(&mut plan, permit, grants.is_some(), details))
-                    }
-                    Ok(Some(named)) => {
-                        self.guarded(|| self.try_charge(&plan, named, permit, grants.is_some(), details))
-                    }
-                    Ok(None) => Ok(Tried::Decided),
-                    Err(panic) => Err(panic),
-                };
                 if !matches!(tried, Ok(Tried::Decided)) {
                     self.finish(tried, &mut plan, permit, grants.as_deref(), details).await;
                 }
@@ -385,37 +342,93 @@ impl<S: CounterStore> Limiter<S> {
         }
     }
 
-    /// Begins to load the counter of a plan of one limit into the processor's cache. Returns its charge, with a permit that
-    /// is still to be set, and its name.
-    #[inline]
-    fn prefetch<'a>(&self, plan: &'a Plan<'_>) -> Option<NamedCharge<'a>> {
-        let charge = plan.only_charge(PermitId::ANONYMOUS).filter(|_| plan.fleet.is_none())?;
-        self.store.prefetch(&charge.key).map(|name| (charge, name))
+    /// Plans a request, and charges the plan if the store can without waiting.
+    #[inline(always)]
+    fn plan_and_try<'p>(
+        &self,
+        request: &Request<'p>,
+        mut effect: Option<&mut MeasureEffect>,
+        change: &impl Fn(&mut Plan<'_>),
+        plan: &mut Plan<'p>,
+        details: &mut DecisionDetails,
+    ) -> Tried {
+        let is_known = plan_into(request.rules, request.quotas, request.check, plan);
+        if let Some(effect) = &mut effect {
+            effect.apply_to(plan, details);
+        }
+        if self.adaptations.any_active() && !is_restored(effect.as_deref()) {
+            self.apply_adapted(request.check, request.rules, plan, details);
+        }
+        if !is_known && self.denies_unknown.load(Ordering::Relaxed) {
+            details.deny_uncharged(DecidedBy::UnknownDomain);
+        }
+        if plan.limits.is_empty() || plan.malformed_cost.is_some() {
+            if let Some(attribute) = plan.malformed_cost.filter(|_| !plan.limits.is_empty()) {
+                details.malformed_cost = Some(attribute.into());
+                details.deny_uncharged(DecidedBy::MalformedCost);
+            }
+            fold::descriptors(plan, details);
+            return Tried::Decided;
+        }
+        change(plan);
+        if plan.fleet.is_some() {
+            fold::descriptors(plan, details);
+            return self.try_charge_shared(plan, request.permit, request.has_grants, details);
+        }
+        self.try_charge(plan, request.permit, request.has_grants, details)
     }
 
-    /// Charges the plan without waiting, if the store can and the outcome is final. `named` is what
-    /// [`Limiter::prefetch`] has returned for it.
-    #[inline]
+    /// Charges the plan without waiting, if the store can and the outcome is final.
+    #[inline(always)]
     fn try_charge(
         &self,
         plan: &Plan<'_>,
-        named: Option<NamedCharge<'_>>,
         permit: PermitId,
         has_grants: bool,
         details: &mut DecisionDetails,
     ) -> Tried {
+        // A single limit needs no list, and its counter is on its way into the processor's cache before the rest.
+        if let [matched] = &plan.limits[..] {
+            let charge = plan.charge(matched, permit);
+            if let Some(name) = self.store.prefetch(&charge.key) {
+                fold::descriptors(plan, details);
+                if self.pending.any_pending() {
+                    return Tried::Declined;
+                }
+                let Some(charged) = self.store.try_charge_named(&charge, name) else {
+                    return Tried::Declined;
+                };
+                if charged.outcome.verdict.is_denied() && (has_grants || plan.is_split) {
+                    let mut outcomes = Box::<Outcomes>::default();
+                    charged.write_to(&charge, &mut outcomes);
+                    if fold::is_denied(plan, &outcomes) {
+                        return Tried::Denied(outcomes);
+                    }
+                }
+                fold::fold_only(plan, matched, &charge, charged, details);
+                return Tried::Decided;
+            }
+        }
+        self.try_charge_list(plan, permit, has_grants, details)
+    }
+
+    /// Charges a plan of several limits, or whose store does not name counters. Apart, to keep the usual path short.
+    #[inline(never)]
+    fn try_charge_list(
+        &self,
+        plan: &Plan<'_>,
+        permit: PermitId,
+        has_grants: bool,
+        details: &mut DecisionDetails,
+    ) -> Tried {
+        fold::descriptors(plan, details);
         if self.pending.any_pending() {
             return Tried::Declined;
         }
+        let mut charges = Charges::new();
+        plan.charges(permit, &mut charges);
         let mut outcomes = Outcomes::default();
-        let is_charged = match named {
-            // A single limit needs no list, and its single call is inlined.
-            Some((charge, name)) => {
-                self.store.try_charge_named(&Charge { permit, ..charge }, name, &mut outcomes)
-            }
-            None => self.try_charge_list(plan, permit, &mut outcomes),
-        };
-        if !is_charged {
+        if !self.store.try_charge(&charges, &mut outcomes) {
             return Tried::Declined;
         }
         if (has_grants || plan.is_split) && fold::is_denied(plan, &outcomes) {
@@ -423,17 +436,6 @@ impl<S: CounterStore> Limiter<S> {
         }
         fold::fold(plan, &outcomes, details);
         Tried::Decided
-    }
-
-    /// Charges a plan of several limits, or whose store does not name counters. Apart, to keep the usual path short.
-    #[inline(never)]
-    fn try_charge_list(&self, plan: &Plan<'_>, permit: PermitId, outcomes: &mut Outcomes) -> bool {
-        if let [matched] = &plan.limits[..] {
-            return self.store.try_charge(&[plan.charge(matched, permit)], outcomes);
-        }
-        let mut charges = Charges::new();
-        plan.charges(permit, &mut charges);
-        self.store.try_charge(&charges, outcomes)
     }
 
     /// Finishes a decision whose charges the store must be awaited for or may still admit, or that panicked. Apart and

@@ -154,16 +154,6 @@ impl Plan<'_> {
         charges.extend(self.limits.iter().map(|matched| self.charge(matched, permit)));
     }
 
-    /// Returns the charge of a plan of one limit. Never inlined: where the plan is a local variable, the compiler computes the
-    /// address of each field twice, for limits within the plan and for those in memory of their own.
-    #[inline(never)]
-    pub fn only_charge(&self, permit: PermitId) -> Option<Charge<'_>> {
-        match &self.limits[..] {
-            [matched] => Some(self.charge(matched, permit)),
-            _ => None,
-        }
-    }
-
     /// Returns the counter of one limit.
     #[inline]
     pub fn key<'a>(&'a self, matched: &'a MatchedLimit<'a>) -> CounterKey<'a> {

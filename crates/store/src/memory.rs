@@ -40,8 +40,9 @@ use stats::{Counts, Event};
 use std::sync::LazyLock;
 use table::{Insertion, Table, WINDOW};
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, Limit, LimitSpec,
-    Outcome, Outcomes, Permit, Rate, State, StoreError, TimeDelta, Timestamp, UnitReturn, Verdict, nonzero,
+    Admission, Algorithm, Charge, Charged, Clock, Cost, CounterKey, CounterStore, Enforcement, Limit,
+    LimitSpec, Outcome, Outcomes, Permit, Rate, State, StoreError, TimeDelta, Timestamp, UnitReturn, Verdict,
+    nonzero,
 };
 use wide::{LockedShards, WideCharge, WideCounters};
 
@@ -440,14 +441,6 @@ static ONCE: LazyLock<Limit> = LazyLock::new(|| {
 const PENDING_OUTCOME: Outcome =
     Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
 
-/// Makes an outcome the result of a request of one charge.
-#[inline(always)]
-fn write_outcome(outcomes: &mut Outcomes, charge: &Charge<'_>, at: Timestamp, outcome: Outcome) {
-    outcomes.admission = Outcomes::admission(std::iter::once((charge.enforcement, &outcome)));
-    outcomes.at = at;
-    outcomes.per_charge.push(outcome);
-}
-
 #[inline]
 fn phase(charge: &Charge<'_>) -> TimeDelta {
     if charge.limit.is_jittered() { charge.limit.phase(charge.key.stable_hash()) } else { TimeDelta::ZERO }
@@ -464,7 +457,11 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
             [charge] => {
                 let name = self.hasher.name(&charge.key);
                 self.counters.keys.prefetch(name);
-                self.try_charge_named(charge, name, outcomes)
+                let charged = self.try_charge_named(charge, name);
+                charged.is_some_and(|charged| {
+                    charged.write_to(charge, outcomes);
+                    true
+                })
             }
             _ => {
                 *outcomes = self.charge_list(|| self.clock.now(), charges);
@@ -480,17 +477,16 @@ impl<C: Clock> CounterStore for MemoryStore<C> {
         Some(name)
     }
 
-    /// The caller has prefetched the counter's line; the clock is read while that is on its way. The outcome is written directly
-    /// into the caller's buffer, without a list that is then copied.
+    /// The caller has prefetched the counter's line; the clock is read while that is on its way.
     #[inline(always)]
-    fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
-        let now = self.clock.now();
-        let ask = self.packed_charge_by_name(charge, name, now);
+    fn try_charge_named(&self, charge: &Charge<'_>, name: u64) -> Option<Charged> {
+        let at = self.clock.now();
+        let ask = self.packed_charge_by_name(charge, name, at);
+        // Two results, as above: one that both paths share would go through memory.
         match ask.as_ref().and_then(|ask| self.counters.charge_known(ask)) {
-            Some(outcome) => write_outcome(outcomes, charge, now, outcome),
-            None => write_outcome(outcomes, charge, now, self.charge_elsewhere(ask.as_ref(), charge, now)),
+            Some(outcome) => Some(Charged { at, outcome }),
+            None => Some(Charged { at, outcome: self.charge_elsewhere(ask.as_ref(), charge, at) }),
         }
-        true
     }
 
     #[inline]

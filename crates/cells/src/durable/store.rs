@@ -24,8 +24,8 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tollgate_core::{
-    Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LastKnown, LimitError, Mode,
-    Outcome, Outcomes, Permit, RegionMode, StoreError, Timestamp, UnitReturn,
+    Charge, Charged, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LastKnown, LimitError,
+    Mode, Outcome, Outcomes, Permit, RegionMode, StoreError, Timestamp, UnitReturn,
 };
 
 /// Maximum number of counters between two collections.
@@ -359,13 +359,13 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
     }
 
     #[inline]
-    fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
+    fn try_charge_named(&self, charge: &Charge<'_>, name: u64) -> Option<Charged> {
         match &self.durable {
             Some(durable) if durable.is_durable(charge) => {
-                self.try_charge(std::slice::from_ref(charge), outcomes)
+                Charged::of_list(charge, |charges, outcomes| self.try_charge(charges, outcomes))
             }
             // What `try_charge` does before and after concerns durable limits only.
-            _ => self.inner.try_charge_named(charge, name, outcomes),
+            _ => self.inner.try_charge_named(charge, name),
         }
     }
 

@@ -14,8 +14,9 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tollgate_core::{
-    Charge, Clock, Cost, CounterId, CounterKey, CounterOwner, CounterStore, KeyPart, LastKnown, LateAnswer,
-    LateCharge, Mode, Outcome, Outcomes, Permit, RegionMode, RegionStatus, Scope, StoreError, UnitReturn,
+    Charge, Charged, Clock, Cost, CounterId, CounterKey, CounterOwner, CounterStore, KeyPart, LastKnown,
+    LateAnswer, LateCharge, Mode, Outcome, Outcomes, Permit, RegionMode, RegionStatus, Scope, StoreError,
+    UnitReturn,
 };
 
 type Parts<'a> = SmallVec<[SmallVec<[KeyPart<'a>; 4]>; 4]>;
@@ -55,17 +56,21 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> CounterStore for R
     fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool {
         match charges {
             [charge] if self.decides_alone(charge) => {
-                self.try_charge_one(charge, self.ledger.key_name(&charge.key), outcomes)
+                let charged = self.try_charge_one(charge, self.ledger.key_name(&charge.key));
+                charged.is_some_and(|charged| {
+                    charged.write_to(charge, outcomes);
+                    true
+                })
             }
             _ => self.try_charge_list(charges, outcomes),
         }
     }
 
     #[inline(always)]
-    fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
+    fn try_charge_named(&self, charge: &Charge<'_>, name: u64) -> Option<Charged> {
         match self.decides_alone(charge) {
-            true => self.try_charge_one(charge, name, outcomes),
-            false => self.try_charge_list(std::slice::from_ref(charge), outcomes),
+            true => self.try_charge_one(charge, name),
+            false => Charged::of_list(charge, |charges, outcomes| self.try_charge_list(charges, outcomes)),
         }
     }
 
@@ -215,18 +220,16 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 
     /// Charges a request of one limit that this cell decides by the whole of it, under its own name.
     #[inline(always)]
-    fn try_charge_one(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
+    fn try_charge_one(&self, charge: &Charge<'_>, name: u64) -> Option<Charged> {
         let is_recorded = is_exchanged(charge) && !self.outboxes.is_empty();
         let place = is_recorded.then(|| self.ledger.find(charge, name));
-        let is_charged = self.own.try_charge_named(charge, name, outcomes);
+        let charged = self.own.try_charge_named(charge, name)?;
         if let Some(place) = place
-            && let [outcome] = outcomes.per_charge.as_slice()
-            && is_charged
-            && is_applied(charge, outcome, outcomes.admission)
+            && is_applied(charge, &charged.outcome, charged.admission(charge))
         {
             self.ledger.record_at(place, charge);
         }
-        is_charged
+        Some(charged)
     }
 
     /// Charges any request without waiting, if one place decides it by the whole limits.

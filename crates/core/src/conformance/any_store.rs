@@ -1,7 +1,7 @@
 //! One type for every store, for tests: a server is generic over its store, and a program that tests it over several would be
 //! compiled with a server for each.
 
-use crate::charge::{Charge, Outcomes, Permit, UnitReturn};
+use crate::charge::{Charge, Charged, Outcomes, Permit, UnitReturn};
 use crate::counter_key::CounterKey;
 use crate::outcome::Outcome;
 use crate::region::RegionStatus;
@@ -32,7 +32,7 @@ impl fmt::Debug for AnyStore {
 trait DynStore: Send + Sync {
     fn charge<'a>(&'a self, charges: &'a [Charge<'_>]) -> Answer<'a, Result<Outcomes, StoreError>>;
     fn try_charge(&self, charges: &[Charge<'_>], outcomes: &mut Outcomes) -> bool;
-    fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool;
+    fn try_charge_named(&self, charge: &Charge<'_>, name: u64) -> Option<Charged>;
     fn prefetch(&self, key: &CounterKey<'_>) -> Option<u64>;
     fn try_charge_each(&self, charges: &[Charge<'_>], outcomes: &mut Vec<Outcome>) -> bool;
     fn debit<'a>(&'a self, charges: &'a [Charge<'_>]) -> Answer<'a, Result<(), StoreError>>;
@@ -55,8 +55,8 @@ impl<S: CounterStore> DynStore for S {
         CounterStore::try_charge(self, charges, outcomes)
     }
 
-    fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
-        CounterStore::try_charge_named(self, charge, name, outcomes)
+    fn try_charge_named(&self, charge: &Charge<'_>, name: u64) -> Option<Charged> {
+        CounterStore::try_charge_named(self, charge, name)
     }
 
     fn prefetch(&self, key: &CounterKey<'_>) -> Option<u64> {
@@ -113,8 +113,8 @@ impl CounterStore for AnyStore {
         self.0.try_charge(charges, outcomes)
     }
 
-    fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
-        self.0.try_charge_named(charge, name, outcomes)
+    fn try_charge_named(&self, charge: &Charge<'_>, name: u64) -> Option<Charged> {
+        self.0.try_charge_named(charge, name)
     }
 
     fn prefetch(&self, key: &CounterKey<'_>) -> Option<u64> {

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tollgate_cells::durable::DurableStore;
 use tollgate_core::{
-    Charge, CounterKey, CounterStore, LastKnown, Outcome, Outcomes, Permit, RegionStatus, StoreError,
-    SystemClock, UnitReturn,
+    Charge, Charged, CounterKey, CounterStore, LastKnown, Outcome, Outcomes, Permit, RegionStatus,
+    StoreError, SystemClock, UnitReturn,
 };
 use tollgate_observe::MetricsWriter;
 use tollgate_store::{
@@ -121,10 +121,10 @@ impl CounterStore for Store {
     }
 
     #[inline]
-    fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
+    fn try_charge_named(&self, charge: &Charge<'_>, name: u64) -> Option<Charged> {
         match self {
-            Self::Own(own) => own.try_charge_named(charge, name, outcomes),
-            Self::Cells(cells) => cells.try_charge_named(charge, name, outcomes),
+            Self::Own(own) => own.try_charge_named(charge, name),
+            Self::Cells(cells) => cells.try_charge_named(charge, name),
         }
     }
 
@@ -311,10 +311,10 @@ impl CounterStore for OwnStore {
     }
 
     #[inline]
-    fn try_charge_named(&self, charge: &Charge<'_>, name: u64, outcomes: &mut Outcomes) -> bool {
+    fn try_charge_named(&self, charge: &Charge<'_>, name: u64) -> Option<Charged> {
         match self {
-            Self::Memory(memory) => memory.try_charge_named(charge, name, outcomes),
-            Self::Redis(redis) => redis.try_charge(std::slice::from_ref(charge), outcomes),
+            Self::Memory(memory) => memory.try_charge_named(charge, name),
+            Self::Redis(redis) => redis.try_charge_named(charge, name),
         }
     }
 
