@@ -5,7 +5,7 @@
 #   make clients-test   runs the tests of the clients in other languages (part of `make test`)
 #   make clients-next-test   runs the TypeScript client's route handlers inside a real Next.js
 #   make bench   runs the short benchmarks
-#   make bench-cells   three nodes that keep one limit over long links, beside gubernator, and what the exchange costs
+#   make bench-cells   three nodes, then three regions that fail, keep one limit over long links, beside gubernator; the cost
 #   make bench-clients   measures a call of each client beside a bare one
 #   make sim     simulates leases, cells and quota streams in virtual time, SEEDS=100000 runs
 #   make cluster starts three nodes without Redis on loopback, and shows one limit over all of them
@@ -281,12 +281,13 @@ bench-overload: toolchain bench-tools $(VENVS)/envoy/installed
 	$(CARGO) build --profile dist --locked -p tollgate -p bench
 	$(DIST)/bench overload
 
-# Three nodes that keep one limit over links of 0, 80 and 200 ms, beside gubernator, which needs Go; then what the modes of
-# `region` cost. About 20 minutes on an otherwise idle machine.
+# Three nodes that keep one limit over links of 0, 80 and 200 ms, and three regions that fail, beside gubernator, which needs
+# Go; then what the modes of `region` cost. About 25 minutes on an otherwise idle machine.
 .PHONY: bench-cells
 bench-cells: toolchain bench-tools $(GUBERNATOR)
 	$(CARGO) build --profile dist --locked -p tollgate -p bench
 	$(DIST)/bench cells
+	$(DIST)/bench cells --regions
 	$(DIST)/bench cells --cost
 
 # Ten million requests through the gateway, and eighteen minutes of decisions with every output broken: memory must not grow.

@@ -13,6 +13,7 @@
 //! | `load` | the traffic of the scenario |
 //! | `connection` | the HTTP client |
 //! | `cost` | `--cost`: what the modes cost |
+//! | `regions` | `--regions`: regions that fail |
 
 mod connection;
 mod cost;
@@ -22,9 +23,11 @@ mod far_link;
 mod gubernator;
 mod load;
 mod nodes;
+mod regions;
 mod tollgate;
 
 pub(crate) use cost::run as run_cost;
+pub(crate) use regions::run as run_regions;
 
 use crate::report::{at_most, heading, note};
 use nodes::Nodes;

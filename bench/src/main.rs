@@ -1,7 +1,7 @@
 //! Benchmarks of Tollgate and its peers in one run, reported as ratios: machines differ, ratios less so.
 //!
 //! `cargo run --profile dist -p bench -- inprocess [--short]`, `… -- observe [--short]`, `… -- observe-memory [--short]`, `… -- grpc [--short]`, `… -- resp [--short]`,
-//! `… -- redis [--short]`, `… -- ratelimit [--memory] [--short]`, `… -- rlqs [--short]`, `… -- cells [--cost [PART…]] [--short]`, `… -- leases [--short]`, `… -- http [--short]`, `… -- gateway [--memory] [--short]`,
+//! `… -- redis [--short]`, `… -- ratelimit [--memory] [--short]`, `… -- rlqs [--short]`, `… -- cells [--cost [PART…] | --regions] [--short]`, `… -- leases [--short]`, `… -- http [--short]`, `… -- gateway [--memory] [--short]`,
 //! `… -- control [--short] [--postgres]`, `… -- overload [--short] [--subject NAME]`
 
 #![allow(clippy::print_stdout, reason = "the tables are the program's output")]
@@ -101,6 +101,10 @@ fn main() -> std::process::ExitCode {
         ["redis", "--short"] => return report::outcome(redis::run(redis::Length::Short)),
         ["cells"] => return report::outcome(cells::run(cells::Length::Full)),
         ["cells", "--short"] => return report::outcome(cells::run(cells::Length::Short)),
+        ["cells", "--regions"] => return report::outcome(cells::run_regions(cells::Length::Full)),
+        ["cells", "--regions", "--short"] => {
+            return report::outcome(cells::run_regions(cells::Length::Short));
+        }
         ["cells", "--cost", ref parts @ .., "--short"] => {
             return report::outcome(cells::run_cost(cells::Length::Short, parts));
         }

@@ -96,12 +96,23 @@ impl Server {
         Self::spawn_silent(command, program, address)
     }
 
-    fn spawn_silent(mut command: Command, program: &Path, address: &str) -> Result<Self, String> {
+    fn spawn_silent(command: Command, program: &Path, address: &str) -> Result<Self, String> {
+        Self::start_anywhere_as(command, program, address, |_| {})
+    }
+
+    /// Starts a command, hands the id of its process to `identify`, and waits until it accepts connections.
+    pub(crate) fn start_anywhere_as(
+        mut command: Command,
+        program: &Path,
+        address: &str,
+        identify: impl FnOnce(u32),
+    ) -> Result<Self, String> {
         let child = command
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .map_err(|error| format!("cannot start {}: {error}", program.display()))?;
+        identify(child.id());
         let server = Self { child, address: address.to_owned(), _output: None };
         for _ in 0..1_000 {
             if TcpStream::connect(address).is_ok() {
