@@ -103,9 +103,14 @@ impl Canaries {
     pub(super) async fn is_lost<S: CounterStore>(&self, store: &S) -> Result<bool, StoreError> {
         let is_written = |at: usize| self.written[at].load(Ordering::Relaxed);
         if !(0..self.written.len()).any(is_written) {
-            return Ok(!self.is_begun.load(Ordering::Relaxed) || self.is_new(store).await?);
+            return Ok(!self.is_begun() || self.is_new(store).await?);
         }
         self.is_any(store, &self.process, &self.limit, is_written, |outcome| outcome.remaining > 0).await
+    }
+
+    /// Returns whether this process has tried to write its canaries: before that, none can be missed.
+    pub(super) fn is_begun(&self) -> bool {
+        self.is_begun.load(Ordering::Relaxed)
     }
 
     /// Returns whether the store has lost its counters since the last process marked it, or less than a minute ago.

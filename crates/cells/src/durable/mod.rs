@@ -26,12 +26,14 @@
 //! | `canary` | whether the store has lost its counters |
 //! | `marker` | which node debits what is missing |
 //! | `moves` | what waits when counters get another owner |
+//! | `outages` | what waits when the store was away |
 //! | `store` | the decorator |
 
 mod canary;
 mod kept;
 mod marker;
 mod moves;
+mod outages;
 mod saved;
 mod slots;
 mod store;

@@ -11,6 +11,7 @@ mod restore;
 use super::CounterDigest;
 use super::canary::Canaries;
 use super::kept::{DurableRow, Kept};
+use super::outages::Outages;
 use super::saved::{Saved, SavedSlot, Slots};
 use super::slots::{is_kept, is_plausible, used_after};
 use crate::late_record::{record_debited, record_if_kept};
@@ -90,6 +91,7 @@ pub struct Durable<C> {
     pub(super) members: OnceLock<Arc<Members>>,
     pub(super) moves_read: AtomicU64,
     restored: Arc<Restored>,
+    outages: Outages,
 }
 
 impl<C: Clock> Durable<C> {
@@ -120,6 +122,7 @@ impl<C: Clock> Durable<C> {
             members: OnceLock::new(),
             moves_read: AtomicU64::new(0),
             restored: Arc::default(),
+            outages: Outages::default(),
         })
     }
 
@@ -272,9 +275,58 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
     /// [`StoreError`] if the store does not answer.
     pub async fn is_lost(&self) -> Result<bool, StoreError> {
         match &self.durable {
-            Some(durable) => durable.canaries.is_lost(&self.inner).await,
+            Some(durable) => {
+                let is_lost = durable.canaries.is_lost(&self.inner).await;
+                is_lost.inspect_err(|error| durable.outages.record(error))
+            }
             None => Ok(false),
         }
+    }
+
+    async fn debit_recorded(&self, durable: &Durable<C>, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        if durable.saved.is_active() {
+            self.restore(durable, charges).await;
+        }
+        let mut counted = self.as_given_back(durable, charges, |charge| !record::is_reset(charge)).await;
+        self.cut_to_room(durable, &mut counted).await;
+        self.record_debit(durable, &durable.taken, counted, self.inner.debit(charges)).await
+    }
+
+    async fn debit_reports(&self, durable: &Durable<C>, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        if durable.saved.is_active() {
+            self.restore(durable, charges).await;
+        }
+        let counted = charges.iter().copied().collect();
+        self.record_debit(durable, &durable.reported, counted, self.inner.debit_reported(charges)).await
+    }
+
+    /// Debits charges that are not held back, and names those that are: durable ones after an outage, until it is known whether the
+    /// store has lost its counters, and until those are read back.
+    async fn debit_unless_held<'c, F>(
+        &self,
+        durable: &Durable<C>,
+        charges: &[Charge<'c>],
+        debit: impl FnOnce(Vec<Charge<'c>>) -> F,
+    ) -> Result<(), StoreError>
+    where
+        F: Future<Output = Result<(), StoreError>>,
+    {
+        let is_held = |at: &usize| !charges[*at].cost.is_refund() && durable.is_taken(&charges[*at]);
+        let (held, others): (Vec<usize>, Vec<usize>) = (0..charges.len()).partition(is_held);
+        let refusal = match durable.outages.unlooked() {
+            Some(failures) if !held.is_empty() && durable.canaries.is_begun() => {
+                let look = self.is_lost().await;
+                look.and_then(|is_lost| durable.outages.look(failures, is_lost, durable.clock.now())).err()
+            }
+            _ => None,
+        };
+        let Some(refusal) = refusal else { return debit(charges.to_vec()).await };
+        let mut errors = vec![(held, refusal)];
+        if !others.is_empty() {
+            let result = debit(others.iter().map(|at| charges[*at]).collect()).await;
+            errors.extend(result.err().map(|error| (others, error)));
+        }
+        StoreError::of_debits(errors, charges.len())
     }
 
     /// Returns whether the store has lost counters while no process looked, or less than a minute ago. For a new process, which
@@ -332,7 +384,7 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
             false => SmallVec::new(),
         };
         let recorded = if given_back.is_empty() { charges } else { &given_back };
-        let charged = self.inner.charge(charges).await;
+        let charged = self.inner.charge(charges).await.inspect_err(|error| durable.outages.record(error));
         let outcomes = charged.map_err(|error| record_if_kept(&durable.taken, recorded, error, is_taken))?;
         durable.taken.record_applied(recorded, &outcomes, is_taken);
         Ok(outcomes)
@@ -385,21 +437,20 @@ impl<S: CounterStore, C: Clock> CounterStore for DurableStore<S, C> {
 
     async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         let Some(durable) = &self.durable else { return self.inner.debit(charges).await };
-        if durable.saved.is_active() {
-            self.restore(durable, charges).await;
+        if durable.outages.unlooked().is_some() {
+            let debit = |charges: Vec<_>| async move { self.debit_recorded(durable, &charges).await };
+            return self.debit_unless_held(durable, charges, debit).await;
         }
-        let mut counted = self.as_given_back(durable, charges, |charge| !record::is_reset(charge)).await;
-        self.cut_to_room(durable, &mut counted).await;
-        self.record_debit(durable, &durable.taken, counted, self.inner.debit(charges)).await
+        self.debit_recorded(durable, charges).await
     }
 
     async fn debit_reported(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         let Some(durable) = &self.durable else { return self.inner.debit_reported(charges).await };
-        if durable.saved.is_active() {
-            self.restore(durable, charges).await;
+        if durable.outages.unlooked().is_some() {
+            let debit = |charges: Vec<_>| async move { self.debit_reports(durable, &charges).await };
+            return self.debit_unless_held(durable, charges, debit).await;
         }
-        let counted = charges.iter().copied().collect();
-        self.record_debit(durable, &durable.reported, counted, self.inner.debit_reported(charges)).await
+        self.debit_reports(durable, charges).await
     }
 
     async fn restore_lost_units(&self, charges: &[Charge<'_>]) {

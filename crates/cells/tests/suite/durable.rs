@@ -227,7 +227,7 @@ pub(crate) fn charge<S: CounterStore>(
     pollster::block_on(node.charge(&[charge])).expect("an answer").per_charge[0].remaining
 }
 
-pub(crate) fn write(table: &mut Table, process: u32, node: &Node) {
+pub(crate) fn write<S: CounterStore>(table: &mut Table, process: u32, node: &DurableStore<S, Clock>) {
     let durable = node.durable().expect("a record");
     durable.collect();
     let rows = durable.pending(1_000);

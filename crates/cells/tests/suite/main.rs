@@ -3,6 +3,7 @@
 mod durable;
 mod durable_cells;
 mod durable_late;
+mod durable_outages;
 mod durable_room;
 mod exchange;
 mod late;

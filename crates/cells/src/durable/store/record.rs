@@ -87,7 +87,7 @@ impl<S: CounterStore, C: Clock> DurableStore<S, C> {
                 resets.push(*charge);
             }
         }
-        let result = debit.await;
+        let result = debit.await.inspect_err(|error| durable.outages.record(error));
         // Other nodes may have read what was used before the reset, and must not debit it.
         for charge in &resets {
             if let Ok(marker) = Marker::new(charge, MARKER) {
