@@ -43,7 +43,7 @@ use tollgate_core::{Charge, Clock, CounterKey, CounterStore, TimeDelta, Timestam
 use tollgate_store::{LeaseConfig, LeasedStore};
 
 /// Parts of a whole limit, in millionths.
-const WHOLE: u64 = 1_000_000;
+pub(crate) const WHOLE: u64 = 1_000_000;
 
 /// Leases of counters that other cells own.
 pub type OwnerLeases<T, C> = LeasedStore<OwnerStore<T, C>, OwnerStore<T, C>, C>;
@@ -159,6 +159,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         known.min().map_or(TimeDelta::ZERO, |known| now.since(known))
     }
 
+    /// Returns the part of shared limits by which this cell decides, in millionths.
+    pub(crate) fn share_millionths(&self) -> u64 {
+        self.share.load(Ordering::Relaxed)
+    }
+
     /// Returns statistics.
     pub fn stats(&self) -> RegionStats {
         let now = self.clock.now();
@@ -178,7 +183,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             is_displaced: self.members.is_displaced(now),
             has_majority: self.members.has_majority(now),
             has_joined: self.members.has_joined(now),
-            ..self.counts.read(peers.collect(), self.ledger.dropped(), self.share.load(Ordering::Relaxed))
+            ..self.counts.read(peers.collect(), self.ledger.dropped(), self.share_millionths())
         }
     }
 

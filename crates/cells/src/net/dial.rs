@@ -3,15 +3,17 @@
 use super::LinkedStore;
 use super::frames;
 use super::links::Links;
+use super::repeated::Repeated;
 use super::tls::CellTls;
 use crate::message::{self, Hello, Message};
+use crate::regional::WHOLE;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tollgate_core::{Clock, CounterStore, LogThrottle, TimeDelta};
+use tollgate_core::{Clock, CounterStore, TimeDelta};
 
 /// Time that a connection and the first messages may take.
 const HANDSHAKE: Duration = Duration::from_secs(3);
@@ -89,7 +91,7 @@ async fn exchange_in_ticks<S: CounterStore, C: Clock + Clone>(
 ) {
     let mut interval = tokio::time::interval(duration(store.members().config().tick));
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut was_displaced = false;
+    let (mut was_displaced, mut was_whole) = (false, None);
     loop {
         interval.tick().await;
         store.tick();
@@ -98,12 +100,40 @@ async fn exchange_in_ticks<S: CounterStore, C: Clock + Clone>(
             tracing::info!("no other process has this cell's name any more: this process is the cell");
         }
         was_displaced = is_displaced;
+        if !is_displaced {
+            was_whole = log_share(was_whole, store.share_millionths());
+        }
         ticks.send_modify(|tick| *tick += 1);
     }
 }
 
+/// Writes that this cell begins to decide by a part of shared limits, or by the whole again. A start is no outage: the others
+/// have not been reached yet.
+fn log_share(was_whole: Option<bool>, millionths: u64) -> Option<bool> {
+    let is_whole = millionths >= WHOLE;
+    match was_whole {
+        Some(true) if !is_whole => tracing::warn!(
+            "other cells are silent: this one decides by {}% of shared limits until they answer",
+            millionths / (WHOLE / 100)
+        ),
+        Some(false) if is_whole => {
+            tracing::info!("all cells answer: this one decides by the whole of shared limits again");
+        }
+        None if !is_whole => return None,
+        _ => {}
+    }
+    Some(is_whole)
+}
+
 fn duration(delta: TimeDelta) -> Duration {
     Duration::from_micros(delta.as_micros())
+}
+
+/// What is written of one link.
+#[derive(Default)]
+struct LinkLog {
+    failures: Repeated,
+    refusals: Repeated,
 }
 
 /// Keeps the link to one peer connected, for as long as the process runs.
@@ -116,11 +146,11 @@ pub async fn run_links<S: CounterStore, C: Clock + Clone>(
     ticks: watch::Receiver<u64>,
 ) {
     let mut pause = Duration::from_millis(50);
-    let (failures, refusals) = (LogThrottle::default(), LogThrottle::default());
+    let log = LinkLog::default();
     loop {
         let started = tokio::time::Instant::now();
-        if let Err(error) = link(&store, &links, (peer, &url), tls.as_deref(), ticks.clone(), &refusals).await
-            && failures.due(store.now()).is_some()
+        if let Err(error) = link(&store, &links, (peer, &url), tls.as_deref(), ticks.clone(), &log).await
+            && log.failures.is_due(&error.to_string(), store.now())
         {
             let PeerUrl { host, port, .. } = &url;
             tracing::warn!(%error, "link to the cell at {host}:{port} failed; trying again");
@@ -142,19 +172,19 @@ async fn link<S: CounterStore, C: Clock + Clone>(
     (peer, url): (usize, &PeerUrl),
     tls: Option<&CellTls>,
     ticks: watch::Receiver<u64>,
-    refusals: &LogThrottle,
+    log: &LinkLog,
 ) -> io::Result<()> {
     let connect = TcpStream::connect((url.host.as_str(), url.port));
     let stream = timely(connect).await?;
     stream.set_nodelay(true)?;
     match (url.is_tls, tls) {
-        (false, _) => exchange(store, links, peer, stream, (ticks, refusals)).await,
+        (false, _) => exchange(store, links, peer, stream, (ticks, log)).await,
         (true, None) => Err(io::Error::other("no certificates are configured")),
         (true, Some(tls)) => {
             let name = rustls::pki_types::ServerName::try_from(url.host.clone()).map_err(io::Error::other)?;
             let connector = tokio_rustls::TlsConnector::from(tls.configs().1);
             let stream = timely(connector.connect(name, stream)).await?;
-            exchange(store, links, peer, stream, (ticks, refusals)).await
+            exchange(store, links, peer, stream, (ticks, log)).await
         }
     }
 }
@@ -168,7 +198,7 @@ async fn exchange<S: CounterStore, C: Clock + Clone>(
     links: &Links,
     peer: usize,
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    (ticks, refusals): (watch::Receiver<u64>, &LogThrottle),
+    (ticks, log): (watch::Receiver<u64>, &LinkLog),
 ) -> io::Result<()> {
     let own = store.hello();
     stream.write_all(&message::encode(0, &Message::Hello(own.clone()))).await?;
@@ -187,6 +217,9 @@ async fn exchange<S: CounterStore, C: Clock + Clone>(
         _ => return Err(io::Error::other("the peer is no cell")),
     };
     check(store, peer, &own, &hello)?;
+    if log.failures.end() {
+        tracing::info!("linked to the cell {} of region {}", hello.cell, hello.region);
+    }
     store.on_hello(peer, hello);
     let mut queue = links.open(peer);
     let (mut reading, mut writing) = tokio::io::split(stream);
@@ -199,7 +232,7 @@ async fn exchange<S: CounterStore, C: Clock + Clone>(
     tokio::select! {
         ended = read => ended,
         ended = frames::write_all(&mut writing, &mut queue) => ended,
-        ended = send_batches(store, links, peer, ticks, refusals) => ended,
+        ended = send_batches(store, links, peer, ticks, &log.refusals) => ended,
     }
 }
 
@@ -258,7 +291,7 @@ async fn send_batches<S: CounterStore, C: Clock + Clone>(
     links: &Links,
     peer: usize,
     mut ticks: watch::Receiver<u64>,
-    refusals: &LogThrottle,
+    refusals: &Repeated,
 ) -> io::Result<()> {
     let within = duration(store.members().config().silence);
     loop {
@@ -278,7 +311,7 @@ async fn send_batches<S: CounterStore, C: Clock + Clone>(
             Ok(answer) => {
                 store.on_refused(peer);
                 if let Message::Failed(why) = &answer
-                    && refusals.due(store.now()).is_some()
+                    && refusals.is_due(why, store.now())
                 {
                     let cell = store.members().hello(peer).map(|hello| hello.cell.clone());
                     tracing::warn!(

@@ -11,6 +11,7 @@
 //! | `dial` | connecting to peers, and the exchange of consumption |
 //! | `handshakes` | connections whose first message has not come, a bounded number |
 //! | `listen` | requests of other cells |
+//! | `repeated` | messages about what goes on for long |
 //! | `tls` | certificates, read again when they change |
 
 mod dial;
@@ -18,6 +19,7 @@ mod frames;
 mod handshakes;
 mod links;
 mod listen;
+mod repeated;
 mod tls;
 
 pub use dial::{PeerUrl, run_links, run_ticks};
