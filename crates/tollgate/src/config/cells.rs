@@ -49,6 +49,9 @@ pub(super) fn read(
             peers.is_empty(),
             "--peer: the other cells must reach this one too; set --cell to the address that it listens on"
         );
+        if let Some(setting) = without_cell(flags, file) {
+            anyhow::bail!("{setting}: has no effect without --cell, the address that other cells connect to");
+        }
         return Ok(None);
     };
     let region = region.context("--cell: a cell has a region; set --region")?;
@@ -143,6 +146,22 @@ pub(super) fn read(
     Ok(Some(Cells { listen, config, urls, url, has_secret, tls }))
 }
 
+/// Returns a setting of cells, if there is one.
+fn without_cell(flags: &ServeFlags, file: &CellSection) -> Option<&'static str> {
+    let given = &flags.cells;
+    let settings = [
+        ("--cell-url", given.cell_url.is_some() || file.url.is_some()),
+        ("--cell-cert", given.cell_cert.is_some() || file.cert.is_some()),
+        ("--cell-key", given.cell_key.is_some() || file.key.is_some()),
+        ("--cell-ca", given.cell_ca.is_some() || file.ca.is_some()),
+        ("--cell-tick-ms", given.cell_tick_ms.is_some() || file.tick_ms.is_some()),
+        ("--cell-silence-ms", given.cell_silence_ms.is_some() || file.silence_ms.is_some()),
+        ("--cell-deadline-ms", given.cell_deadline_ms.is_some() || file.deadline_ms.is_some()),
+        ("`cells.weights`", !file.weights.is_empty()),
+    ];
+    settings.into_iter().find(|(_, is_set)| *is_set).map(|(name, _)| name)
+}
+
 fn weights(file: &CellSection, config: &CellConfig) -> anyhow::Result<Vec<(String, u64)>> {
     if !file.weights.is_empty() {
         ensure!(
@@ -150,6 +169,20 @@ fn weights(file: &CellSection, config: &CellConfig) -> anyhow::Result<Vec<(Strin
             "`cells.weights`: this cell's region `{}` must have a weight above 0",
             config.region
         );
+        // Learned cells come and go.
+        if !config.learns_peers {
+            let regions = || config.peers.iter().map(|peer| &peer.region).chain([&config.region]);
+            let unknown = file.weights.keys().find(|name| regions().all(|region| region != *name));
+            if let Some(unknown) = unknown {
+                anyhow::bail!("`cells.weights`: no cell of a region `{unknown}` is named by --peer");
+            }
+            if let Some(missing) = regions().find(|region| !file.weights.contains_key(*region)) {
+                anyhow::bail!(
+                    "`cells.weights`: give the region `{missing}` a weight; with 0 it admits nothing of shared limits while \
+                     cells are silent"
+                );
+            }
+        }
     }
     Ok(file.weights.iter().map(|(region, weight)| (region.clone(), u64::from(*weight))).collect())
 }

@@ -429,11 +429,24 @@ fn settings_that_cannot_work_are_refused() {
             vec!["--region", "eu", "--cell", "127.0.0.1:9", "--peer", "eu=http://127.0.0.1:9"],
             "this is the cell itself",
         ),
+        (vec!["--cell-url", "http://127.0.0.1:9"], "--cell-url: has no effect without --cell"),
+        (vec!["--region", "eu", "--cell-tick-ms", "100"], "--cell-tick-ms: has no effect without --cell"),
+        (vec!["--cell-cert", "c", "--cell-key", "k", "--cell-ca", "a"], "--cell-cert: has no effect"),
     ] {
         let ended = run(&[&["serve"], &flags[..]].concat());
         assert!(ended.code == Some(1) && ended.err.contains(message), "{flags:?}: {}", ended.err);
     }
     let folder = Folder::new();
+    let cells = "{listen: 127.0.0.1:9, peers: [us=http://127.0.0.1:10], weights: ";
+    for (cells, message) in [
+        (format!("{cells}{{eu: 2, us: 1, mars: 1}}}}"), "no cell of a region `mars`"),
+        (format!("{cells}{{eu: 2}}}}"), "give the region `us` a weight"),
+        ("{weights: {eu: 2}}".to_owned(), "`cells.weights`: has no effect without --cell"),
+    ] {
+        let config = folder.write("c.yaml", format!("{{region: eu, cells: {cells}}}"));
+        let ended = run(&["serve", "--config", config.to_str().expect("a plain path")]);
+        assert!(ended.code == Some(1) && ended.err.contains(message), "{cells}: {}", ended.err);
+    }
     let rules = folder.write("r.yaml", "{domain: d, descriptors: [{key: a, limit: 9/day, region: split}]}");
     let ended = run(&["serve", "--rules", rules.to_str().expect("a plain path")]);
     assert!(ended.err.contains("this server has no region"), "{}", ended.err);
