@@ -142,6 +142,19 @@ impl Compiler<'_, '_> {
                 let message = format!("regions without a weight admit nothing: {}", missing.join(", "));
                 self.reader.warning(at, message, "give each a weight, 0 if that is meant");
             }
+            let is_known = |region: &str| place.regions.iter().any(|(name, _)| name == region);
+            let weighted =
+                region.weights.iter().filter(|(_, weight)| *weight > 0).map(|(name, _)| name.as_str());
+            let unknown: Vec<&str> = weighted.filter(|name| !is_known(name)).collect();
+            if !unknown.is_empty() && place.learned.is_none() {
+                let message =
+                    format!("no cell is configured of regions with a weight: {}", unknown.join(", "));
+                self.reader.warning(
+                    at,
+                    message,
+                    "nobody admits their parts; add `--peer REGION=URL`, or leave them out",
+                );
+            }
         }
     }
 }

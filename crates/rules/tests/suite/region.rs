@@ -116,6 +116,11 @@ fn what_the_configured_cells_cannot_do_is_refused() {
     assert!(load(&rule(weights), None).is_ok(), "read alone, a file says nothing about the cells");
     let rules = load(&rule(weights), Some(place("us", THREE, 0))).expect("valid");
     assert!(rules.warnings()[0].message.contains("admit nothing: ap, eu"), "{:?}", rules.warnings());
+    // The part of a region that nobody serves is lost.
+    let weights = "{mode: split, weights: {eu: 1, us: 1, ap: 0, mars: 2, moon: 0}}";
+    let rules = load(&rule(weights), Some(place("us", THREE, 0))).expect("valid");
+    let [warning] = rules.warnings() else { panic!("{:?}", rules.warnings()) };
+    assert!(warning.message.ends_with("regions with a weight: mars"), "{warning:?}");
 }
 
 /// Without it each cell has all permits of a limit, or weights are written that nothing follows.
