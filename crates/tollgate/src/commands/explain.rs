@@ -148,10 +148,11 @@ fn bounds(flags: &ExplainFlags) -> anyhow::Result<ExitCode> {
     for (domain, rule, limit, _) in all {
         let (cells, text) = (flags.cells, rule.describe_bound(&limit.limit, flags.cells, lag));
         print_line(format!(
-            "{domain}/{}: {}, {} over {cells} cells: {text}",
+            "{domain}/{}: {}, {} over {cells} {}: {text}",
             rule.name,
             limit_in_words(&limit.limit),
-            rule.shared_by()
+            rule.shared_by(),
+            if cells == 1 { "cell" } else { "cells" }
         ))?;
     }
     Ok(ExitCode::SUCCESS)
