@@ -81,8 +81,13 @@ pub(super) fn config(environment: &Environment, mut flags: ServeFlags) -> anyhow
         config.xds = Some(xds::read(environment)?);
     }
     config.wording = Wording::RatelimitService;
-    if let Some(otlp) = &mut config.otlp {
-        otlp.service = environment.text("TRACING_SERVICE_NAME").to_owned();
+    match &mut config.otlp {
+        Some(otlp) => otlp.service = environment.text("TRACING_SERVICE_NAME").to_owned(),
+        None if environment.flag("TRACING_ENABLED") => tracing::warn!(
+            "TRACING_ENABLED has no effect: no collector is known; set OTEL_EXPORTER_OTLP_ENDPOINT to its HTTP address, such as \
+             http://localhost:4318"
+        ),
+        None => {}
     }
     config.more_rule_options = Options {
         ratelimit_files: true,
@@ -195,7 +200,7 @@ fn service(environment: &Environment) -> anyhow::Result<Service> {
         Ok::<_, anyhow::Error>(Statsd {
             protocol,
             host: text("STATSD_HOST"),
-            port: environment.number("STATSD_PORT")?,
+            port: port_number(environment, "STATSD_PORT")?,
             interval: environment.duration("STATS_FLUSH_INTERVAL"),
         })
     });
@@ -241,8 +246,13 @@ fn listen(environment: &Environment, host: &'static str, port: &'static str) -> 
 }
 
 fn address(environment: &Environment, host: &'static str, port: &'static str) -> anyhow::Result<SocketAddr> {
-    let number = environment.number(port)?;
-    resolve(host, environment.text(host), number)
+    resolve(host, environment.text(host), port_number(environment, port)?)
+}
+
+/// Returns the number of a port. One out of range is no value of the wrong type: it ends that service as a port that is taken
+/// does.
+fn port_number(environment: &Environment, name: &'static str) -> anyhow::Result<u16> {
+    environment.number(name).map_err(|error| anyhow::anyhow!("{error}"))
 }
 
 /// Returns the address of a host: an IP address with or without brackets, a name, or nothing for all interfaces. Those are
