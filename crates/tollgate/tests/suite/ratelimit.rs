@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 mod gateway;
+mod policies;
 
 const RULES: &str = "
 domain: one
@@ -142,8 +143,8 @@ fn no_variable_is_ignored_in_silence() {
         ("TRACING_ENABLED", "true"),
     ]);
     let service = Ratelimit::start(&all);
-    service.wait_for_log("REDIS_POOL_SIZE has no effect");
     service.wait_for_log("TRACING_ENABLED has no effect");
+    service.wait_for_log("REDIS_POOL_SIZE has no effect");
     service.wait_for_log("GRPC_SERVER_TLS_CA_CERT is not needed");
     for (name, value, code) in [
         ("PORT", "http", 2),
@@ -153,15 +154,14 @@ fn no_variable_is_ignored_in_silence() {
         ("BACKEND_TYPE", "memcache", 1),
         ("CONFIG_TYPE", "GIT", 1),
         ("LOG_LEVEL", "loud", 1),
-        ("GRPC_UDS", "/nowhere/socket", 1),
         ("PORT", "70000", 1),
         ("GRPC_PORT", "-1", 1),
+        ("GRPC_UDS", "/nowhere/socket", 1),
     ] {
         let ended = run_with(&["ratelimit"], &[("USE_STATSD", "false"), (name, value)]);
         assert_eq!(ended.code, Some(code), "{name}: {}", ended.err);
         assert!(ended.err.contains(name), "{name}: {}", ended.err);
     }
-    let both = run_with(&["ratelimit"], &[("USE_PROMETHEUS", "true")]);
     // What is taken is named by its variable: there are no flags.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("bound").port().to_string();
@@ -173,6 +173,7 @@ fn no_variable_is_ignored_in_silence() {
         assert_eq!(ended.code, Some(1), "{name}: {}", ended.err);
         assert!(ended.err.contains(&format!("set {host} or {name} to another")), "{name}: {}", ended.err);
     }
+    let both = run_with(&["ratelimit"], &[("USE_PROMETHEUS", "true")]);
     assert!(both.code == Some(1) && both.err.contains("more than one stats sink"), "{}", both.err);
 }
 
@@ -225,7 +226,6 @@ descriptors:
     }
 }
 
-/// Who has Datadog's agent sees the metrics with their tags.
 /// One variable makes limits exact. What that takes from gateways that look first and charge afterwards must not go unsaid.
 #[test]
 fn native_limits_charge_no_denied_request_and_looks_are_named() {
@@ -251,6 +251,7 @@ fn native_limits_charge_no_denied_request_and_looks_are_named() {
     service.wait_for_log("a descriptor with hits_addend 0 passes whatever is left");
 }
 
+/// Who has Datadog's agent sees the metrics with their tags.
 #[test]
 fn dogstatsd_gets_datagrams_with_tags() {
     let (redis, folder) = (Redis::start(), rules(RULES));
