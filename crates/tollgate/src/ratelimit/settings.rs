@@ -4,7 +4,7 @@ use super::environment::{Environment, InvalidValue};
 use super::health::HealthPolicy;
 use super::metrics::ServiceMetrics;
 use super::service::{Service, Statsd, StatsdProtocol};
-use super::{go_values, redis, xds};
+use super::{Examined, go_values, redis, xds};
 use crate::cli::{Listen, LogFormat, ProfileName, ServeFlags};
 use crate::config::service_files::ServiceFiles;
 use crate::config::wording::Wording;
@@ -89,13 +89,7 @@ pub(super) fn config(environment: &Environment, mut flags: ServeFlags) -> anyhow
         ),
         None => {}
     }
-    config.more_rule_options = Options {
-        ratelimit_files: true,
-        merge_domains: environment.flag("MERGE_DOMAIN_CONFIG"),
-        quota_mode: environment.flag("QUOTA_MODE"),
-        stop_when_over: environment.flag("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT"),
-        ..Options::default()
-    };
+    config.more_rule_options = rule_options(environment);
     let shared = redis::shared_keys(environment)?;
     if shared.is_some()
         && let Some(why) = no_shared_keys(&flags)
@@ -128,6 +122,33 @@ pub(super) fn config(environment: &Environment, mut flags: ServeFlags) -> anyhow
     }
     config.service = Some(Arc::new(service(environment)?));
     Ok(config)
+}
+
+/// Returns how rule files are read.
+fn rule_options(environment: &Environment) -> Options {
+    Options {
+        ratelimit_files: true,
+        merge_domains: environment.flag("MERGE_DOMAIN_CONFIG"),
+        quota_mode: environment.flag("QUOTA_MODE"),
+        stop_when_over: environment.flag("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT"),
+        ..Options::default()
+    }
+}
+
+/// Returns what an environment means, as far as that is known without the files and servers that it names.
+///
+/// # Errors
+/// Why a start would end.
+pub(super) fn examine(environment: &Environment) -> anyhow::Result<Examined> {
+    check_choices(environment)?;
+    let rules = match environment.text("CONFIG_TYPE") {
+        XDS => {
+            let xds = xds::read(environment)?;
+            format!("rules come over xDS from {}, for the node `{}`", xds.server, xds.node_id)
+        }
+        _ => format!("rules are all files below {}", files(environment).directory.display()),
+    };
+    Ok(Examined { notices: environment.notices(), options: rule_options(environment), rules })
 }
 
 /// Returns the setting with which no counter has the keys of that service. Only its own arithmetic has windows like them.
