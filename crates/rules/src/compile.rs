@@ -257,6 +257,15 @@ impl Compiler<'_, '_> {
                 "`share_threshold` without a wildcard",
                 "it makes one counter for all values of a pattern: write one as in `value: \"GET *\"`, or leave it out",
             );
+            let key = format!(
+                "{}{}",
+                key.value,
+                draft.value.as_ref().map_or_else(String::new, |value| format!("_{}", value.value))
+            );
+            self.reader.errors.envoy_reason(format!(
+                "share_threshold can only be used with wildcard values (ending with '*'), but found key '{}'",
+                shorten(&key)
+            ));
         }
         // In files for envoyproxy/ratelimit a key is a name, whatever it ends in and by whichever arithmetic its limits count.
         let network = match self.reader.is_ratelimit_file {

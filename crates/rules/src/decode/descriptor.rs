@@ -368,6 +368,7 @@ pub(super) fn replaces(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Vec<Span
         }
         if name.value.is_empty() && !wrong {
             reader.error_help(name.at, "empty `replaces` entry", "write `replaces: [{name: other_rule}]`");
+            reader.errors.envoy_reason("should not have an empty replaces entry".to_owned());
         } else {
             names.push(name);
         }
@@ -383,6 +384,7 @@ fn check_replaces(reader: &mut Reader<'_>, draft: &RuleDraft) {
             format!("the rule `{}` cannot replace itself", crate::yaml::shorten(&name.value)),
             "`replaces` names other rules; take this one out",
         );
+        reader.errors.envoy_reason("replaces should not contain name of same descriptor".to_owned());
     }
 }
 

@@ -276,6 +276,29 @@ fn the_envoy_profile_rejects_what_would_change_its_arithmetic() {
     assert!(errors[0].starts_with("3:12 `algorithm` would change"), "{errors:?}");
 }
 
+/// Alerts search the logs of envoyproxy/ratelimit for its own words.
+#[test]
+fn reasons_have_the_words_of_envoyproxy_ratelimit_beside() {
+    let limit = "rate_limit: {unit: hour, requests_per_unit: 1, name: x, replaces: ";
+    for (descriptor, reason) in [
+        (format!("{{key: a, {limit}[{{name: ''}}]}}}}"), "should not have an empty replaces entry"),
+        (
+            format!("{{key: a, {limit}[{{name: x}}]}}}}"),
+            "replaces should not contain name of same descriptor",
+        ),
+        (
+            "{key: a, value: b, share_threshold: true}".to_owned(),
+            "share_threshold can only be used with wildcard values (ending with '*'), but found key 'a_b'",
+        ),
+        ("{key: '', value: b}".to_owned(), "descriptor has empty key"),
+    ] {
+        let text = format!("domain: d\nprofile: envoy\ndescriptors: [{descriptor}]\n");
+        let errors = Ruleset::load(&[Source::new("t.yaml", text.as_str())], &Options::default());
+        let errors = errors.expect_err(&text);
+        assert_eq!(errors.all()[0].envoy_reason.as_deref(), Some(reason), "{text}");
+    }
+}
+
 #[test]
 fn files_that_are_no_rule_file() {
     let deep = format!("domain: d\ndescriptors: {}", "[".repeat(200));

@@ -98,11 +98,30 @@ fn entries(directory: &Path, kind: FileKind) -> anyhow::Result<Vec<PathBuf>> {
 /// Reads the rule files at these paths.
 pub(crate) fn read(paths: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
     let read = |file: PathBuf| {
-        let text =
-            std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let text = read_text(&file).with_context(|| format!("cannot read {}", file.display()))?;
         Ok(Source { name: file.display().to_string(), text })
     };
     files(paths)?.into_iter().map(read).collect()
+}
+
+/// Reads a file of YAML, which is UTF-8, or UTF-16 with a byte order mark, as editors of Windows write it.
+pub(crate) fn read_text(path: &Path) -> std::io::Result<String> {
+    decode(std::fs::read(path)?)
+}
+
+fn decode(bytes: Vec<u8>) -> std::io::Result<String> {
+    let invalid = |what: &str| {
+        let text = format!("the file is not valid {what}");
+        std::io::Error::new(std::io::ErrorKind::InvalidData, text)
+    };
+    let unit: fn([u8; 2]) -> u16 = match bytes.first_chunk() {
+        Some([0xff, 0xfe]) => u16::from_le_bytes,
+        Some([0xfe, 0xff]) => u16::from_be_bytes,
+        _ => return String::from_utf8(bytes).map_err(|_| invalid("UTF-8")),
+    };
+    let (pairs, rest) = bytes[2..].as_chunks();
+    let text = String::from_utf16(&pairs.iter().map(|pair| unit(*pair)).collect::<Vec<_>>());
+    text.ok().filter(|_| rest.is_empty()).ok_or_else(|| invalid("UTF-16"))
 }
 
 /// Content of the rule files, or why they cannot be read.
@@ -171,6 +190,24 @@ fn stamps(files: Vec<PathBuf>) -> FileStamps {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Such a file would be refused with all others, and nothing would be limited.
+    #[test]
+    fn files_in_utf_16_are_read() {
+        let text = "domain: \u{e9}\u{1f6a6}\n";
+        let units: Vec<u16> = text.encode_utf16().collect();
+        let with_mark = |mark: [u8; 2], bytes: fn(u16) -> [u8; 2]| -> Vec<u8> {
+            mark.into_iter().chain(units.iter().flat_map(|unit| bytes(*unit))).collect()
+        };
+        let little = with_mark([0xff, 0xfe], u16::to_le_bytes);
+        assert_eq!(decode(little.clone()).expect("UTF-16"), text);
+        assert_eq!(decode(with_mark([0xfe, 0xff], u16::to_be_bytes)).expect("UTF-16"), text);
+        assert_eq!(decode(text.into()).expect("UTF-8"), text);
+        let error = |bytes: Vec<u8>| decode(bytes).expect_err("invalid").to_string();
+        assert_eq!(error([&little[..], b"x"].concat()), "the file is not valid UTF-16");
+        assert_eq!(error(vec![0xff, 0xfe, 0x00, 0xd8]), "the file is not valid UTF-16");
+        assert_eq!(error(vec![0xff]), "the file is not valid UTF-8");
+    }
 
     #[test]
     fn files_are_distinguished_by_their_names() {

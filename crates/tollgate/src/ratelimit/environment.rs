@@ -43,7 +43,7 @@ pub(super) const SHARED_KEYS: &str = "TOLLGATE_SHARED_KEYS";
 
 /// How a variable without effect is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Notice {
+pub(crate) enum Notice {
     Info(String),
     Warning(String),
 }
@@ -251,7 +251,7 @@ mod tests {
         let set = environment(&[
             ("REDIS_POOL_SIZE", "20"),
             ("REDIS_PIPELINE_LIMIT", "0"),
-            ("RUNTIME_WATCH_ROOT", "false"),
+            ("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt"),
             ("HOST", "::"),
         ]);
         let notices = set.expect("valid").notices();
@@ -267,9 +267,9 @@ mod tests {
             assert!(matches!(&notices[..], [Notice::Warning(text)] if text.starts_with(name)), "{notices:?}");
         }
         assert!(
-            matches!(&notices[0], Notice::Warning(text) if text.starts_with("REDIS_POOL_SIZE has no effect"))
+            matches!(&notices[1], Notice::Warning(text) if text.starts_with("REDIS_POOL_SIZE has no effect"))
         );
-        assert!(matches!(&notices[1], Notice::Info(text) if text.starts_with("RUNTIME_WATCH_ROOT")));
+        assert!(matches!(&notices[0], Notice::Info(text) if text.starts_with("GRPC_SERVER_TLS_CA_CERT")));
     }
 
     /// Operators who set these expect that unknown clients are rejected.

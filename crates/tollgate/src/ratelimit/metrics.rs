@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use tollgate_core::{TimeDelta, Verdict};
+use tollgate_core::{TimeDelta, Timestamp, Verdict};
 use tollgate_engine::{Check, CheckInput, Decision, LimitStatus, Observer, Origin};
 use tollgate_observe::MetricsWriter;
 use tollgate_rules::{EnvoyLevel, Role, Ruleset};
@@ -17,6 +17,8 @@ use tollgate_rules::{EnvoyLevel, Role, Ruleset};
 /// Upper bounds of the histogram of response times, in seconds.
 const BOUNDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 const METHOD: &str = "ShouldRateLimit";
+/// Seconds between two warnings about the same.
+const WARNING_INTERVAL: u64 = 60;
 /// Name of the protocol whose calls are counted.
 const RLS: &str = "rls";
 
@@ -41,6 +43,8 @@ pub(crate) struct ServiceMetrics {
     shadowed: AtomicU64,
     times: [AtomicU64; BOUNDS.len() + 1],
     micros: AtomicU64,
+    /// Second at which the last look at an exact limit was reported.
+    last_look: AtomicU64,
 }
 
 /// The rules that series belong to.
@@ -76,6 +80,7 @@ impl ServiceMetrics {
             shadowed: AtomicU64::new(0),
             times: Default::default(),
             micros: AtomicU64::new(0),
+            last_look: AtomicU64::new(0),
         }
     }
 
@@ -140,6 +145,9 @@ impl ServiceMetrics {
         if cost.is_refund() {
             return;
         }
+        if cost.is_peek() && !facts.limit.counts_denied() {
+            self.warn_of_look(decision.at);
+        }
         let (hits, max) = (cost.units(), facts.limit.rate().count);
         series.add(Counted::TotalHits, hits);
         // As that service computes it: in single precision.
@@ -171,6 +179,19 @@ impl ServiceMetrics {
         }
     }
 
+    /// Warns, at most once a minute, that a look at an exact limit decides nothing. Gateways look at a limit when a request begins
+    /// and charge what it has cost when it ends; there the limit would never deny.
+    fn warn_of_look(&self, now: Timestamp) {
+        let second = now.as_secs();
+        let is_due = |last: u64| (second >= last.saturating_add(WARNING_INTERVAL)).then_some(second);
+        if self.last_look.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_due).is_ok() {
+            tracing::warn!(
+                "a descriptor with hits_addend 0 passes whatever is left, because of TOLLGATE_PROFILE=native: limits on costs that \
+                 are charged afterwards (tokens, cost.response) do not deny; leave TOLLGATE_PROFILE out for them"
+            );
+        }
+    }
+
     /// Writes all metrics for Prometheus.
     pub(super) fn write(&self, status: &ServerStatus, page: &mut MetricsWriter) {
         let tags: Vec<(&str, &str)> =
@@ -191,7 +212,7 @@ impl ServiceMetrics {
                 add(&mut family, &with(&labels), count);
             }
         }
-        let help = "Number of checks in domains without rules.";
+        let help = "Number of descriptors in domains without rules.";
         let mut family = page.counters("ratelimit_service_rate_limit_domain_not_found", help);
         for series in self.unknown_domains.all() {
             add(&mut family, &with(&[("domain", &series.domain)]), series.count(Counted::TotalHits));
@@ -289,8 +310,9 @@ impl ServiceMetrics {
 
     /// Returns what follows a value of DogStatsD: `|#env:test`.
     pub(super) fn dog_tags(&self) -> String {
-        let tag = |text: &str| sanitized(text).replace([',', '.'], "_");
-        let tags = self.tags.iter().map(|(name, value)| format!("{}:{}", tag(name), tag(value)));
+        let tag = |text: &str| sanitized(text).replace(',', "_");
+        let tags =
+            self.tags.iter().map(|(name, value)| format!("{}:{}", tag(name), tag(value).replace('.', "_")));
         let tags = tags.collect::<Vec<_>>().join(",");
         if tags.is_empty() { tags } else { format!("|#{tags}") }
     }
@@ -344,7 +366,12 @@ fn add(family: &mut tollgate_observe::MetricFamily<'_>, labels: &[(String, Strin
 impl Observer for ServiceMetrics {
     fn on_decision(&self, check: &Check<'_>, decision: &Decision) {
         if decision.rules().domain(check.domain).is_none() {
-            self.unknown_domains.series(check.domain, &[]).add(Counted::TotalHits, 1);
+            // Each descriptor looks its limit up.
+            let looked_up = match check.input {
+                CheckInput::Attributes(_) => 1,
+                CheckInput::Descriptors(all) => all.len() as u64,
+            };
+            self.unknown_domains.series(check.domain, &[]).add(Counted::TotalHits, looked_up);
             return;
         }
         let mut is_over = false;
@@ -414,11 +441,12 @@ descriptors:
 
     #[test]
     fn calls_are_those_of_grpc_and_tags_have_no_dots() {
-        let metrics = ServiceMetrics::new(0.8, false, vec![("a".to_owned(), "c.d".to_owned())]);
+        let metrics = ServiceMetrics::new(0.8, false, vec![("a.b".to_owned(), "c.d".to_owned())]);
         metrics.on_error("http");
         metrics.on_error("rls");
         assert_eq!(metrics.calls.load(Ordering::Relaxed), 1);
         assert_eq!(metrics.service_errors.load(Ordering::Relaxed), 2);
-        assert_eq!((metrics.tag_suffix().as_str(), metrics.dog_tags().as_str()), (".__a=c_d", "|#a:c_d"));
+        let tags = (metrics.tag_suffix(), metrics.dog_tags());
+        assert_eq!((tags.0.as_str(), tags.1.as_str()), (".__a.b=c_d", "|#a.b:c_d"));
     }
 }

@@ -31,6 +31,7 @@ mod variables;
 mod weights;
 mod xds;
 
+pub(crate) use environment::Notice;
 pub(crate) use health::ServiceHealth;
 pub(crate) use pages::{DebugPages, MetricsPage};
 pub(crate) use service::Service;
@@ -38,8 +39,9 @@ pub(crate) use statsd::run as run_statsd;
 
 use crate::config::Config;
 use crate::server::{logging, serve};
-use environment::{Environment, InvalidValue, Notice};
+use environment::{Environment, InvalidValue};
 use std::process::ExitCode;
+use tollgate_rules::Options;
 
 /// Exit code for a value of the wrong type, as that service has it.
 const WRONG_VALUE: u8 = 2;
@@ -77,6 +79,25 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
         },
     };
     serve::run_server(config, logs)
+}
+
+/// What the environment of such a process means.
+#[derive(Debug)]
+pub(crate) struct Examined {
+    /// What a start would report.
+    pub(crate) notices: Vec<Notice>,
+    /// How it reads rule files, but for the profile.
+    pub(crate) options: Options,
+    /// Where its rules come from.
+    pub(crate) rules: String,
+}
+
+/// Examines an environment without a start.
+///
+/// # Errors
+/// Why the start would end.
+pub(crate) fn examine(lookup: impl Fn(&str) -> Option<String>) -> anyhow::Result<Examined> {
+    settings::examine(&Environment::read(lookup)?)
 }
 
 /// Says what is wrong, and ends with the code that the service has for it.

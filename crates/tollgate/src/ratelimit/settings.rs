@@ -4,7 +4,7 @@ use super::environment::{Environment, InvalidValue};
 use super::health::HealthPolicy;
 use super::metrics::ServiceMetrics;
 use super::service::{Service, Statsd, StatsdProtocol};
-use super::{go_values, redis, xds};
+use super::{Examined, go_values, redis, xds};
 use crate::cli::{Listen, LogFormat, ProfileName, ServeFlags};
 use crate::config::service_files::ServiceFiles;
 use crate::config::wording::Wording;
@@ -81,16 +81,15 @@ pub(super) fn config(environment: &Environment, mut flags: ServeFlags) -> anyhow
         config.xds = Some(xds::read(environment)?);
     }
     config.wording = Wording::RatelimitService;
-    if let Some(otlp) = &mut config.otlp {
-        otlp.service = environment.text("TRACING_SERVICE_NAME").to_owned();
+    match &mut config.otlp {
+        Some(otlp) => otlp.service = environment.text("TRACING_SERVICE_NAME").to_owned(),
+        None if environment.flag("TRACING_ENABLED") => tracing::warn!(
+            "TRACING_ENABLED has no effect: no collector is known; set OTEL_EXPORTER_OTLP_ENDPOINT to its HTTP address, such as \
+             http://localhost:4318"
+        ),
+        None => {}
     }
-    config.more_rule_options = Options {
-        ratelimit_files: true,
-        merge_domains: environment.flag("MERGE_DOMAIN_CONFIG"),
-        quota_mode: environment.flag("QUOTA_MODE"),
-        stop_when_over: environment.flag("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT"),
-        ..Options::default()
-    };
+    config.more_rule_options = rule_options(environment);
     let shared = redis::shared_keys(environment)?;
     if shared.is_some()
         && let Some(why) = no_shared_keys(&flags)
@@ -123,6 +122,33 @@ pub(super) fn config(environment: &Environment, mut flags: ServeFlags) -> anyhow
     }
     config.service = Some(Arc::new(service(environment)?));
     Ok(config)
+}
+
+/// Returns how rule files are read.
+fn rule_options(environment: &Environment) -> Options {
+    Options {
+        ratelimit_files: true,
+        merge_domains: environment.flag("MERGE_DOMAIN_CONFIG"),
+        quota_mode: environment.flag("QUOTA_MODE"),
+        stop_when_over: environment.flag("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT"),
+        ..Options::default()
+    }
+}
+
+/// Returns what an environment means, as far as that is known without the files and servers that it names.
+///
+/// # Errors
+/// Why a start would end.
+pub(super) fn examine(environment: &Environment) -> anyhow::Result<Examined> {
+    check_choices(environment)?;
+    let rules = match environment.text("CONFIG_TYPE") {
+        XDS => {
+            let xds = xds::read(environment)?;
+            format!("rules come over xDS from {}, for the node `{}`", xds.server, xds.node_id)
+        }
+        _ => format!("rules are all files below {}", files(environment).directory.display()),
+    };
+    Ok(Examined { notices: environment.notices(), options: rule_options(environment), rules })
 }
 
 /// Returns the setting with which no counter has the keys of that service. Only its own arithmetic has windows like them.
@@ -195,7 +221,7 @@ fn service(environment: &Environment) -> anyhow::Result<Service> {
         Ok::<_, anyhow::Error>(Statsd {
             protocol,
             host: text("STATSD_HOST"),
-            port: environment.number("STATSD_PORT")?,
+            port: port_number(environment, "STATSD_PORT")?,
             interval: environment.duration("STATS_FLUSH_INTERVAL"),
         })
     });
@@ -241,8 +267,13 @@ fn listen(environment: &Environment, host: &'static str, port: &'static str) -> 
 }
 
 fn address(environment: &Environment, host: &'static str, port: &'static str) -> anyhow::Result<SocketAddr> {
-    let number = environment.number(port)?;
-    resolve(host, environment.text(host), number)
+    resolve(host, environment.text(host), port_number(environment, port)?)
+}
+
+/// Returns the number of a port. One out of range is no value of the wrong type: it ends that service as a port that is taken
+/// does.
+fn port_number(environment: &Environment, name: &'static str) -> anyhow::Result<u16> {
+    environment.number(name).map_err(|error| anyhow::anyhow!("{error}"))
 }
 
 /// Returns the address of a host: an IP address with or without brackets, a name, or nothing for all interfaces. Those are

@@ -104,12 +104,7 @@ pub(super) const VARIABLES: &[Variable] = &[
     honored("RUNTIME_ROOT", Text, "/srv/runtime_data/current"),
     honored("RUNTIME_SUBDIRECTORY", Text, ""),
     honored("RUNTIME_APPDIRECTORY", Text, "config"),
-    not_needed(
-        "RUNTIME_WATCH_ROOT",
-        Boolean,
-        "true",
-        "both kinds of change are noticed: a swapped link at any level, and a file changed in place",
-    ),
+    honored("RUNTIME_WATCH_ROOT", Boolean, "true"),
     honored("RUNTIME_IGNOREDOTFILES", Boolean, "false"),
     honored("MERGE_DOMAIN_CONFIG", Boolean, "false"),
     // Counters.

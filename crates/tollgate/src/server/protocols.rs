@@ -98,16 +98,21 @@ impl ProtocolServers {
             DefaultListeners::Open => Listen::At(SocketAddr::new(host, address.port())),
             DefaultListeners::Closed => Listen::Off,
         };
+        // In the words of who has set them.
+        let (of_grpc, of_http) = match &config.service {
+            Some(_) => ("GRPC_HOST or GRPC_PORT to another", "HOST or PORT to another"),
+            None => ("--grpc to another, or to off", "--http to another, or to off"),
+        };
         let grpc = match &config.grpc_socket {
             Some(path) => Some(
                 rls::GrpcListener::unix(path.clone())
                     .with_context(|| format!("GRPC_UDS: cannot listen at {}", path.display()))?,
             ),
-            None => listen(config.grpc.unwrap_or(usual(GRPC)), "--grpc")?.map(Into::into),
+            None => listen(config.grpc.unwrap_or(usual(GRPC)), of_grpc)?.map(Into::into),
         };
-        let http = listen(config.http.unwrap_or(usual(HTTP)), "--http")?;
+        let http = listen(config.http.unwrap_or(usual(HTTP)), of_http)?;
         let resp = match (config.resp, unsaid) {
-            (Some(address), _) => listen(address, "--resp")?,
+            (Some(address), _) => listen(address, "--resp to another, or to off")?,
             (None, DefaultListeners::Open) => {
                 let address = SocketAddr::new(host, RESP.port());
                 listen_if_free(address, "the Redis protocol is off", "--resp").await
@@ -129,7 +134,7 @@ impl ProtocolServers {
                 .inspect_err(|error| tracing::error!("Failed to open debug HTTP listener: '{error}'"))
                 .ok();
             if let Some((address, _)) = &service.prometheus {
-                metrics = listen(Listen::At(*address), "PROMETHEUS_ADDR")?;
+                metrics = listen(Listen::At(*address), "PROMETHEUS_ADDR to another")?;
             }
         }
         let quota_stats = rlqs::RlqsStats::default();
@@ -329,8 +334,9 @@ fn address(listener: Option<&TcpListener>) -> Option<String> {
     listener.and_then(|listener| listener.local_addr().ok()).map(|address| address.to_string())
 }
 
-fn listen(listen: Listen, flag: &str) -> anyhow::Result<Option<TcpListener>> {
+/// Binds an address; `correction` is which setting to set to what.
+fn listen(listen: Listen, correction: &str) -> anyhow::Result<Option<TcpListener>> {
     let Listen::At(address) = listen else { return Ok(None) };
-    let wrong = || format!("cannot listen on {address}; set {flag} to another, or to off");
+    let wrong = || format!("cannot listen on {address}; set {correction}");
     bind(address).with_context(wrong).map(Some)
 }

@@ -4,6 +4,7 @@
 use super::eventually;
 use super::server::{Ended, Said, Server};
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -51,6 +52,27 @@ impl Foreign {
         let (out, err) = (self.out.whole(), self.err.whole());
         assert!(status.success(), "{}:\n{out}{err}\nthe server's log:\n{}", self.script, server.log());
         out
+    }
+}
+
+/// One of the servers in `tests/foreign`, which prints its address first.
+pub(crate) struct ForeignServer {
+    _child: Ended,
+    pub(crate) address: SocketAddr,
+}
+
+impl ForeignServer {
+    pub(crate) fn start(script: &str, args: &[&str]) -> Self {
+        let python = program("TOLLGATE_TEST_PYTHON", ".venv/foreign/bin/python", "Python with a gRPC client");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/foreign").join(script);
+        let (mut child, out, err) = spawn(Command::new(python).arg("-u").arg(path).args(args));
+        let address = eventually(&format!("the address of {script}"), || {
+            if let Ok(Some(status)) = child.0.try_wait() {
+                panic!("{script} ended with {status}:\n{}", err.text());
+            }
+            out.text().lines().next()?.parse().ok()
+        });
+        Self { _child: child, address }
     }
 }
 

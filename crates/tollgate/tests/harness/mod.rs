@@ -44,7 +44,7 @@ pub(crate) use collector::Collector;
 pub(crate) use cuttable::Cuttable;
 pub(crate) use far_link::FarLink;
 pub(crate) use folder::Folder;
-pub(crate) use foreign::{Envoy, Foreign, foreign_client, program, promtool};
+pub(crate) use foreign::{Envoy, Foreign, ForeignServer, foreign_client, program, promtool};
 pub(crate) use gateway::{Gateway, certificate, foreign, plain};
 pub(crate) use operator::Operator;
 pub(crate) use prometheus::Prometheus;

@@ -40,6 +40,19 @@ fn exit_codes_distinguish_success_problems_and_bad_input() {
     let nothing = write("nothing.yaml", "static_resources: {clusters: [{name: up}]}\n");
     assert_eq!(run(&["doctor", &nothing]).code, Some(1));
 
+    // Beside the service, rules are read as it reads them.
+    let istio = example("../../deploy/examples/istio.yaml");
+    let fine = run(&["doctor", &istio]);
+    assert_eq!(fine.code, Some(0), "{}{}", fine.out, fine.err);
+    assert!(fine.out.contains("rule `PATH=/productpage`, fixed_window 10/1m"), "{}", fine.out);
+    assert!(fine.out.contains("rules are all files below /data/ratelimit/config"), "{}", fine.out);
+    // And without it, as far as nothing else can read them.
+    let theirs = "domain: d\ndescriptors: [{key: ns/p/rule/0, value: ns/p/rule/0, rate_limit: {unit: hour, requests_per_unit: 010}}]\n";
+    let theirs =
+        run(&["doctor", "--rules", &write("theirs.yaml", theirs), &write("none.yaml", "kind: Service\n")]);
+    assert_eq!(theirs.code, Some(0), "{}{}", theirs.out, theirs.err);
+    assert!(theirs.out.contains("`tollgate serve` refuses these rules"), "{}", theirs.out);
+
     let broken = write("broken.yaml", "a: [\n");
     let wrong_rules = write("rules.yaml", "domain: d\ndescriptors: [{key: k, limit: 1/fortnight}]\n");
     let big = write("big.yaml", &format!("a: {}\n", "x".repeat(9 << 20)));

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 mod gateway;
+mod policies;
 
 const RULES: &str = "
 domain: one
@@ -136,8 +137,13 @@ fn ports_open_without_redis() {
 fn no_variable_is_ignored_in_silence() {
     let folder = rules(RULES);
     let mut all = variables(&folder, "127.0.0.1:1");
-    all.extend([("REDIS_POOL_SIZE", "20"), ("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt")]);
+    all.extend([
+        ("REDIS_POOL_SIZE", "20"),
+        ("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt"),
+        ("TRACING_ENABLED", "true"),
+    ]);
     let service = Ratelimit::start(&all);
+    service.wait_for_log("TRACING_ENABLED has no effect");
     service.wait_for_log("REDIS_POOL_SIZE has no effect");
     service.wait_for_log("GRPC_SERVER_TLS_CA_CERT is not needed");
     for (name, value, code) in [
@@ -148,11 +154,24 @@ fn no_variable_is_ignored_in_silence() {
         ("BACKEND_TYPE", "memcache", 1),
         ("CONFIG_TYPE", "GIT", 1),
         ("LOG_LEVEL", "loud", 1),
+        ("PORT", "70000", 1),
+        ("GRPC_PORT", "-1", 1),
         ("GRPC_UDS", "/nowhere/socket", 1),
     ] {
         let ended = run_with(&["ratelimit"], &[("USE_STATSD", "false"), (name, value)]);
         assert_eq!(ended.code, Some(code), "{name}: {}", ended.err);
         assert!(ended.err.contains(name), "{name}: {}", ended.err);
+    }
+    // What is taken is named by its variable: there are no flags.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("bound").port().to_string();
+    for (host, name) in [("HOST", "PORT"), ("GRPC_HOST", "GRPC_PORT")] {
+        let mut all = vec![("USE_STATSD", "false"), ("PORT", "0"), ("GRPC_PORT", "0"), ("DEBUG_PORT", "0")];
+        all.extend(["HOST", "GRPC_HOST", "DEBUG_HOST"].map(|host| (host, "127.0.0.1")));
+        all.push((name, &port));
+        let ended = run_with(&["ratelimit"], &all);
+        assert_eq!(ended.code, Some(1), "{name}: {}", ended.err);
+        assert!(ended.err.contains(&format!("set {host} or {name} to another")), "{name}: {}", ended.err);
     }
     let both = run_with(&["ratelimit"], &[("USE_PROMETHEUS", "true")]);
     assert!(both.code == Some(1) && both.err.contains("more than one stats sink"), "{}", both.err);
@@ -205,6 +224,31 @@ descriptors:
             assert!(denied["statuses"][1]["limitRemaining"].is_u64(), "the other limit is shown: {denied}");
         }
     }
+}
+
+/// One variable makes limits exact. What that takes from gateways that look first and charge afterwards must not go unsaid.
+#[test]
+fn native_limits_charge_no_denied_request_and_looks_are_named() {
+    let text = "domain: one\ndescriptors:\n  - {key: k, rate_limit: {unit: day, requests_per_unit: 2}}\n  \
+                - {key: m, rate_limit: {unit: day, requests_per_unit: 5}}\n";
+    let (redis, folder) = (Redis::start(), rules(text));
+    let url = format!("127.0.0.1:{}", redis.port());
+    let mut all = variables(&folder, &url);
+    all.push(("TOLLGATE_PROFILE", "native"));
+    let service = Ratelimit::start(&all).healthy();
+    let both =
+        json!({"domain": "one", "descriptors": [{"entries": [["k", "v"]]}, {"entries": [["m", "v"]]}]});
+    let answers = service.calls(&json!([both, both, both, both]));
+    assert_eq!(codes(&answers), ["OK", "OK", "OVER_LIMIT", "OVER_LIMIT"]);
+    assert!(!service.log().contains("hits_addend 0"), "{}", service.log());
+    let look = json!({"domain": "one", "descriptors": [{"entries": [["m", "v"]], "hits": 0}]});
+    let answers = service.calls(&json!([look]));
+    assert_eq!(
+        answers[0]["statuses"][0]["limitRemaining"], 3,
+        "denied requests charged nothing: {}",
+        answers[0]
+    );
+    service.wait_for_log("a descriptor with hits_addend 0 passes whatever is left");
 }
 
 /// Who has Datadog's agent sees the metrics with their tags.
@@ -366,7 +410,8 @@ fn metrics_have_the_names_of_the_service() {
     all.extend([("USE_PROMETHEUS", "true"), ("PROMETHEUS_ADDR", "127.0.0.1:0"), ("EXTRA_TAGS", "env:test")]);
     let service = Ratelimit::start(&all).healthy();
     let entries = [("ns/policy/rule/0", "ns/policy/rule/0"), ("rule-0-match-0", "1.2.3.4")];
-    let unknown = json!({"domain": "zero", "descriptors": [{"entries": [["a", "b"]]}]});
+    let unknown =
+        json!({"domain": "zero", "descriptors": [{"entries": [["a", "b"]]}, {"entries": [["c", "d"]]}]});
     let mut calls = vec![json!({"domain": "one", "descriptors": [{"entries": entries}]}); 6];
     calls.extend([
         call(&[("shaded", "x")]),
@@ -385,7 +430,7 @@ fn metrics_have_the_names_of_the_service() {
     }
     for line in [
         r#"ratelimit_service_rate_limit_shadow_mode{domain="one",key1="shaded",env="test"} 1"#,
-        r#"ratelimit_service_rate_limit_domain_not_found{domain="zero",env="test"} 1"#,
+        r#"ratelimit_service_rate_limit_domain_not_found{domain="zero",env="test"} 2"#,
         r#"ratelimit_service_should_rate_limit_error{err_type="service_error",env="test"} 1"#,
         r#"ratelimit_service_config_load_success{env="test"} 1"#,
         r#"ratelimit_service_total_requests{grpc_method="ShouldRateLimit",env="test"} 10"#,

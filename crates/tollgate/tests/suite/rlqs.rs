@@ -1,7 +1,9 @@
 //! Two real Envoys share one limit by quota streams, with the configuration that the documentation shows: together they
 //! stay within it, use it as demand moves, and come back after the server was killed.
 
-use crate::harness::{Envoy, Folder, Server, Service, Stopwatch, WebConnection, eventually, exchange, note};
+use crate::harness::{
+    Envoy, Folder, ForeignServer, Server, Service, Stopwatch, WebConnection, eventually, exchange, note,
+};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -112,7 +114,22 @@ fn metric(server: &Server, name: &str) -> f64 {
     line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
 }
 
-/// A server with static assignments would let two Envoys pass twice the limit.
+/// What quota servers without counters do, as the ones of others: each Envoy has the whole limit.
+#[test]
+fn static_assignments_give_each_envoy_the_whole_limit() {
+    let quotas = ForeignServer::start("static_quota.py", &[&RATE.to_string()]);
+    let (service, allowed) = (Service::start(), Arc::new(AtomicU64::new(0)));
+    let _both = [(); 2].map(|()| Edge::start(quotas.address, &service, &allowed, BUSY));
+    eventually("both assignments", || (allowed.load(Ordering::Relaxed) > 100).then_some(()));
+    // Unless this machine is too busy to send as much.
+    let used = eventually("more than the limit", || {
+        let used = rate_during(Duration::from_secs(2), &allowed) / RATE;
+        (used >= 1.7).then_some(used)
+    });
+    note(&format!("{used:.2} times the limit passes two Envoys with static assignments"));
+}
+
+/// A server with static assignments lets two Envoys pass twice the limit, as above.
 #[test]
 fn two_envoys_share_one_limit_and_survive_a_restart() {
     let start = |grpc: &str| {

@@ -37,6 +37,8 @@ pub(super) enum Kind {
     ConfigMap,
     /// A rule file.
     Rules,
+    /// A Deployment or another workload of Kubernetes, which may run the rate limit service.
+    Workload,
     /// Another object of Kubernetes.
     Other(String),
 }
@@ -153,6 +155,7 @@ pub(super) fn kind(value: &Value) -> Kind {
         ("gateway.envoyproxy.io", Some("BackendTrafficPolicy")) => Kind::BackendTrafficPolicy,
         ("gateway.envoyproxy.io", Some("EnvoyGateway")) => Kind::EnvoyGateway,
         (_, Some("ConfigMap")) => Kind::ConfigMap,
+        ("apps", Some("Deployment" | "StatefulSet" | "DaemonSet")) => Kind::Workload,
         (_, Some(kind)) => Kind::Other(kind.to_owned()),
         (_, None)
             if value["domain"].is_string()

@@ -251,13 +251,14 @@ impl EnvoyParts {
                     place: &manager.place,
                     filters: manager.filters.iter().collect(),
                     routes: vec![config],
-                    is_partial: false,
+                    is_partial: config.has_more,
                 }),
                 None => loose.filters.extend(&manager.filters),
             }
         }
         let left = self.loose_routes.iter().zip(&taken).filter(|(_, taken)| !**taken);
         loose.routes.extend(left.map(|(config, _)| config));
+        loose.is_partial |= loose.routes.iter().any(|config| config.has_more);
         match (loose.filters.is_empty(), loose.routes.is_empty()) {
             (true, false) if scopes.iter().any(|scope| !scope.filters.is_empty()) => {
                 for scope in &mut scopes {

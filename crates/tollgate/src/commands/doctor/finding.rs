@@ -36,7 +36,7 @@ pub(super) struct Finding {
     pub(super) fix: Option<String>,
 }
 
-/// Maximum number of findings of one report.
+/// Maximum number of findings of each level in one report: notes about a whole cluster must not displace problems.
 const MAX_FINDINGS: usize = 1_000;
 
 /// All findings.
@@ -53,7 +53,7 @@ impl Report {
         if self.findings.contains(&finding) {
             return;
         }
-        match self.findings.len() < MAX_FINDINGS {
+        match self.count(level) < MAX_FINDINGS {
             true => self.findings.push(finding),
             false => self.more += 1,
         }
@@ -73,5 +73,23 @@ impl Report {
 
     pub(super) fn count(&self, level: Level) -> usize {
         self.findings.iter().filter(|finding| finding.level == level).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_displace_no_problem() {
+        let mut report = Report::default();
+        for number in 0..MAX_FINDINGS + 5 {
+            report.note("a", number.to_string());
+        }
+        report.problem("b", "wrong", "mend it");
+        assert_eq!(
+            (report.count(Level::Note), report.count(Level::Problem), report.more),
+            (MAX_FINDINGS, 1, 5)
+        );
     }
 }

@@ -11,6 +11,7 @@
 //! | `matching`, `rule_tree` | descriptors against rules |
 //! | `patch` | patches of Istio and Envoy Gateway |
 //! | `policy` | Envoy Gateway's policies and configuration |
+//! | `workload` | workloads of Kubernetes that run the rate limit service |
 //! | `server` | a running Tollgate |
 //! | `snippet` | Envoy's configuration for rules |
 //! | `finding` | the report |
@@ -31,6 +32,7 @@ mod rule_tree;
 mod sending;
 mod server;
 mod snippet;
+mod workload;
 
 use crate::admin_client::{self, AdminFlags};
 use crate::cli::output::{self, BAD, GOOD, WARNING, paint};
@@ -46,7 +48,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tollgate_observe::escape;
-use tollgate_rules::{Ruleset, Source};
+use tollgate_rules::{Options, Ruleset, Source};
 
 /// Exit code for input that cannot be examined.
 const BAD_INPUT: u8 = 2;
@@ -59,8 +61,8 @@ const BAD_INPUT: u8 = 2;
     after_help = "Exit codes: 0 no problems (warnings and notes only), 1 problems found, 2 input that cannot be read."
 )]
 pub(crate) struct DoctorFlags {
-    /// Configuration of Envoy, EnvoyFilter of Istio, BackendTrafficPolicy of Envoy Gateway (YAML or JSON, several documents in
-    /// a file; `-` reads the standard input). May be several.
+    /// Configuration of Envoy, EnvoyFilter of Istio, BackendTrafficPolicy of Envoy Gateway, Deployment of the rate limit service
+    /// (YAML or JSON, several documents in a file; `-` reads the standard input). May be several.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Rule file or directory of rule files that the descriptors are checked against; may be repeated.
@@ -123,6 +125,7 @@ fn rules(
     documents: &[Document],
     report: &mut Report,
 ) -> anyhow::Result<Option<Ruleset>> {
+    let service = service(documents, report);
     if flags.server {
         let mut rules = None;
         admin_client::run(&flags.admin, async |client| {
@@ -140,8 +143,57 @@ fn rules(
     if sources.is_empty() {
         return Ok(None);
     }
-    let rules = Ruleset::load(&sources, &config::options(flags.profile));
-    rules.map(Some).map_err(|errors| anyhow::anyhow!("the rules cannot be used\n{errors}"))
+    load(&sources, flags.profile, service, report).map(Some)
+}
+
+/// Examines workloads. Returns how the first rate limit service among them reads rule files.
+fn service(documents: &[Document], report: &mut Report) -> Option<Options> {
+    let workloads = documents.iter().filter(|document| document.kind == Kind::Workload);
+    let (services, others): (Vec<&Document>, Vec<&Document>) =
+        workloads.partition(|document| workload::has_service(&document.value));
+    if let Some(first) = others.first() {
+        let count = others.len();
+        report.note(&first.place, format!("no rate limit service in {count} Deployments and the like"));
+    }
+    let mut found = None;
+    for document in services {
+        let options = workload::check(&document.value, &document.place, report);
+        found = found.or(options);
+    }
+    found
+}
+
+/// Loads rules as the service among the documents reads them, else as `serve` does. Files that only a replacement of
+/// envoyproxy/ratelimit accepts are read so, because they are most likely those of such a service.
+fn load(
+    sources: &[Source],
+    profile: Option<ProfileName>,
+    service: Option<Options>,
+    report: &mut Report,
+) -> anyhow::Result<Ruleset> {
+    let is_service = service.is_some();
+    let options = service.unwrap_or_else(|| config::options(profile));
+    let options = Options { profile: profile.map(Into::into).or(options.profile), ..options };
+    let errors = match Ruleset::load(sources, &options) {
+        Ok(rules) => return Ok(rules),
+        Err(errors) => errors,
+    };
+    let lenient = Options { ratelimit_files: true, ..config::options(profile.or(Some(ProfileName::Envoy))) };
+    match Ruleset::load(sources, &lenient) {
+        Ok(rules) if !is_service => {
+            let first = errors.all().first();
+            let place = first
+                .map_or_else(String::new, |first| format!("{}:{}:{}", first.file, first.line, first.column));
+            let why = first.map(|first| first.message.as_str()).unwrap_or_default();
+            report.warning(
+                &place,
+                format!("`tollgate serve` refuses these rules ({why}); they are read as `tollgate ratelimit` does"),
+                "use them with `tollgate ratelimit`, or change them for `serve`: `tollgate check FILE` has all errors",
+            );
+            Ok(rules)
+        }
+        _ => Err(anyhow::anyhow!("the rules cannot be used\n{errors}")),
+    }
 }
 
 /// Returns the rule files of a document: itself, or those in a ConfigMap.
@@ -204,7 +256,8 @@ fn check(documents: &[Document], rules: Option<&Ruleset>, report: &mut Report) {
                     report.note(place, none);
                 }
             }
-            Kind::Rules => {}
+            // Read with the rules.
+            Kind::Rules | Kind::Workload => {}
             Kind::Other(kind) => report.note(place, format!("{kind}: nothing to check")),
         }
     }

@@ -40,10 +40,11 @@ fn istio(patch: &Value, place: &str, parts: &mut EnvoyParts, report: &mut Report
     match patch["applyTo"].as_str().unwrap_or_default() {
         "HTTP_FILTER" => {
             if has_limit_filter(value) {
-                let matched = &patch["match"]["listener"]["filterChain"]["filter"]["subFilter"]["name"];
-                let is_router = matched.as_str().is_some_and(|name| name.ends_with("router"));
+                let matched = &patch["match"]["listener"]["filterChain"]["filter"]["subFilter"];
+                let is_router = matched["name"].as_str().is_some_and(|name| name.ends_with("router"));
                 match operation {
-                    "INSERT_AFTER" if is_router => after_router(&place, report),
+                    // After no filter is after all of them.
+                    "INSERT_AFTER" if is_router || matched.is_null() => after_router(&place, report),
                     // Istio appends what it adds to the list, whose last filter is the router.
                     "ADD" => after_router(&place, report),
                     "MERGE" if is_incomplete(value) => {
@@ -79,21 +80,114 @@ fn json_patch(operation: &Value, place: &str, parts: &mut EnvoyParts, report: &m
         }
         _ => return,
     }
-    let path = operation["path"].as_str().unwrap_or_default();
+    let path = segments(operation);
     let mut value = operation["value"].clone();
-    for segment in path.split('/').skip(1).collect::<Vec<_>>().into_iter().rev() {
-        let is_index =
-            segment == "-" || (!segment.is_empty() && segment.bytes().all(|byte| byte.is_ascii_digit()));
-        value = if is_index {
-            json!([value])
-        } else {
-            json!({segment.replace("~1", "/").replace("~0", "~"): value})
+    for segment in path.iter().rev() {
+        value = match segment {
+            Segment::Index | Segment::End => json!([value]),
+            Segment::Name(name) => json!({name: value}),
         };
     }
-    if path.ends_with("/http_filters/-") && has_limit_filter(&value) {
+    if let [.., Segment::Name(list), Segment::End] = &path[..]
+        && list == "http_filters"
+        && has_limit_filter(&value)
+    {
         // Envoy Gateway's last filter is the router.
         after_router(place, report);
     }
     let place = if path.is_empty() { format!("{place}.value") } else { place.to_owned() };
     parts.collect(&value, &place, report);
+}
+
+/// A step from the resource that is patched to the value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Segment {
+    Name(String),
+    /// An item of a list, whichever.
+    Index,
+    /// Behind the last item of a list.
+    End,
+}
+
+/// Returns the steps of an operation: those of its `jsonPath`, which may begin anywhere, and then those of its `path`.
+fn segments(operation: &Value) -> Vec<Segment> {
+    let mut all = json_path(operation["jsonPath"].as_str().unwrap_or_default());
+    let path = operation["path"].as_str().unwrap_or_default();
+    all.extend(path.split('/').filter(|segment| !segment.is_empty()).map(|segment| match segment {
+        "-" => Segment::End,
+        index if index.bytes().all(|byte| byte.is_ascii_digit()) => Segment::Index,
+        name => Segment::Name(name.replace("~1", "/").replace("~0", "~")),
+    }));
+    all
+}
+
+/// Returns the steps of a JSONPath that are known: after `..`, what precedes may be anything.
+fn json_path(path: &str) -> Vec<Segment> {
+    let mut all = Vec::new();
+    let mut rest = path.trim().trim_start_matches('$');
+    while !rest.is_empty() {
+        if let Some(below) = rest.strip_prefix("..") {
+            all.clear();
+            rest = below;
+        } else if let Some(below) = rest.strip_prefix('.') {
+            rest = below;
+        } else if rest.starts_with('[') {
+            let end = bracket_end(rest);
+            let inside = rest[1..end].trim_end_matches(']').trim();
+            let name = ['\'', '"']
+                .into_iter()
+                .find_map(|mark| inside.strip_prefix(mark).and_then(|inside| inside.strip_suffix(mark)));
+            all.push(name.map_or(Segment::Index, |name| Segment::Name(name.to_owned())));
+            rest = &rest[end..];
+        } else {
+            let end = rest.find(['.', '[']).unwrap_or(rest.len());
+            match &rest[..end] {
+                "*" => all.push(Segment::Index),
+                name => all.push(Segment::Name(name.to_owned())),
+            }
+            rest = &rest[end..];
+        }
+    }
+    all
+}
+
+/// Returns where the bracket that begins a text ends; brackets in it, and those in quotes, are its content.
+fn bracket_end(text: &str) -> usize {
+    let (mut depth, mut quote) = (0_usize, None);
+    for (at, c) in text.char_indices() {
+        match (c, quote) {
+            (_, Some(mark)) if c == mark => quote = None,
+            (_, Some(_)) => {}
+            ('\'' | '"', None) => quote = Some(c),
+            ('[', None) => depth += 1,
+            (']', None) if depth == 1 => return at + 1,
+            (']', None) => depth -= 1,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_known_steps_of_a_json_path() {
+        let name = |name: &str| Segment::Name(name.to_owned());
+        for (path, steps) in [
+            ("", vec![]),
+            ("$.a.b", vec![name("a"), name("b")]),
+            ("..b", vec![name("b")]),
+            ("$.a..b[0].c", vec![name("b"), Segment::Index, name("c")]),
+            (
+                "..f[?(@.name == 'x]y' && @.z[0])].typed_config",
+                vec![name("f"), Segment::Index, name("typed_config")],
+            ),
+            ("$['a.b'][*].*", vec![name("a.b"), Segment::Index, Segment::Index]),
+            ("a[", vec![name("a"), Segment::Index]),
+        ] {
+            assert_eq!(json_path(path), steps, "{path}");
+        }
+    }
 }

@@ -84,6 +84,8 @@ pub(super) struct VirtualHost {
 #[derive(Debug, Default)]
 pub(super) struct RouteConfig {
     pub(super) name: Option<String>,
+    /// Whether virtual hosts may also come from elsewhere (`vhds`).
+    pub(super) has_more: bool,
     hosts: Vec<VirtualHost>,
     level: Level,
 }
@@ -134,6 +136,7 @@ impl RouteConfig {
         let hosts = list(value, "virtual_hosts").iter().enumerate();
         Self {
             name: text(value, "name").map(str::to_owned),
+            has_more: field(value, "vhds").is_some(),
             hosts: hosts
                 .map(|(at, host)| VirtualHost::read(host, &format!("{place}.virtual_hosts[{at}]"), report))
                 .collect(),

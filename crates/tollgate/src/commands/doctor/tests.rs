@@ -84,6 +84,16 @@ fn each_mistake_in_an_envoy_configuration_is_found() {
     }
     let without = good.replace("rate_limits:", "other:");
     only(&problems(&without, Some(RULES)), "the filter sends nothing");
+    // Virtual hosts that a management server sends may have them.
+    let hosts = without.replacen(
+        "virtual_hosts:",
+        "vhds: {config_source: {ads: {}}}\n                  virtual_hosts:",
+        1,
+    );
+    assert!(hosts.contains("vhds"));
+    let (found, _, notes) = findings(&hosts, Some(RULES));
+    assert_eq!(found, Vec::<String>::new());
+    assert!(notes.iter().any(|note| note.contains("no `rate_limits` here")), "{notes:#?}");
     let staged = good.replacen("domain: edge", "domain: edge\n                      stage: 2", 1);
     only(&problems(&staged, Some(RULES)), "stage 2");
 }

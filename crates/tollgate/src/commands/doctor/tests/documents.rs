@@ -1,8 +1,9 @@
 //! Rule files among the documents, and policies.
 
 use super::{POLICY, findings, problems};
-use crate::commands::doctor::{document, rule_texts};
-use tollgate_rules::{Options, Ruleset, Source};
+use crate::commands::doctor::finding::{Level, Report};
+use crate::commands::doctor::{document, rule_texts, workload};
+use tollgate_rules::{Options, Profile, Ruleset, Source};
 
 fn sources(text: &str) -> Vec<Source> {
     document::parse("f.yaml", text).expect("documents").iter().flat_map(rule_texts).collect()
@@ -79,4 +80,38 @@ fn selectors_of_a_policy_are_described_as_they_act() {
     let cost = POLICY.replacen("shared: true", "cost: {request: {from: Number, number: 10}}", 1);
     let (_, _, notes) = findings(&cost, None);
     assert!(notes.iter().any(|note| note.contains("each request costs 10")), "{notes:#?}");
+}
+
+/// What somebody who changes the image of a running service must know before.
+#[test]
+fn the_environment_of_a_rate_limit_service_is_examined() {
+    let text = "apiVersion: apps/v1\nkind: Deployment\nspec:\n  template:\n    spec:\n      containers:\n      - image: proxy\n      \
+                - image: docker.io/envoyproxy/ratelimit:abc\n        env:\n        - {name: RUNTIME_ROOT, value: /data}\n        \
+                - {name: RUNTIME_SUBDIRECTORY, value: ratelimit}\n        - {name: QUOTA_MODE, value: \"true\"}\n        \
+                - {name: REDIS_URL, valueFrom: {secretKeyRef: {name: a, key: b}}}\n        - {name: REDIS_POOL_SIZE, value: \"20\"}\n";
+    let examine = |text: &str| {
+        let mut report = Report::default();
+        let document = document::parse("f.yaml", text).expect("a document").remove(0);
+        assert_eq!(document.kind, document::Kind::Workload);
+        let options = workload::check(&document.value, "f.yaml", &mut report);
+        let said = report.findings.into_iter().map(|finding| (finding.level, finding.message));
+        (options, said.collect::<Vec<_>>())
+    };
+    let (options, said) = examine(text);
+    let options = options.expect("the service");
+    assert!(options.ratelimit_files && options.quota_mode && !options.merge_domains);
+    assert_eq!(options.profile, Some(Profile::Envoy));
+    let has = |level, part: &str| said.iter().any(|(own, text)| *own == level && text.contains(part));
+    assert!(has(Level::Note, "rules are all files below /data/ratelimit/config"), "{said:?}");
+    assert!(has(Level::Warning, "REDIS_POOL_SIZE has no effect"), "{said:?}");
+    assert!(!said.iter().any(|(_, text)| text.contains("REDIS_URL")), "{said:?}");
+
+    let (options, said) = examine(&text.replacen("\"true\"", "maybe", 1));
+    assert!(options.is_none() && said[0].0 == Level::Problem && said[0].1.contains("QUOTA_MODE"), "{said:?}");
+    let tollgate =
+        text.replacen("envoyproxy/ratelimit:abc", "tollgate:1\n        command: [/bin/ratelimit]", 1);
+    let native = tollgate.replacen("QUOTA_MODE, value: \"true\"", "TOLLGATE_PROFILE, value: native", 1);
+    assert_eq!(examine(&native).0.and_then(|options| options.profile), Some(Profile::Native));
+    let (options, said) = examine(&text.replacen("envoyproxy/ratelimit", "envoyproxy/envoy", 1));
+    assert!(options.is_none() && said.is_empty(), "{said:?}");
 }

@@ -16,6 +16,9 @@ fn where_istio_puts_a_filter_is_checked() {
     for operation in ["INSERT_AFTER", "ADD"] {
         only(&problems(&with_match(operation), Some(RULES)), "after the router");
     }
+    // Without a filter to be put after, Istio appends too.
+    let last = ISTIO.replacen("operation: INSERT_BEFORE", "operation: INSERT_AFTER", 1);
+    only(&problems(&last, Some(RULES)), "after the router");
     let (problems, _, notes) = findings(&with_match("REMOVE"), Some(RULES));
     assert_eq!(problems, Vec::<String>::new());
     assert!(notes.iter().any(|note| note.contains("the patch removes what it matches")), "{notes:#?}");
@@ -79,4 +82,30 @@ fn a_json_patch_is_read_by_its_path() {
     assert_eq!(found, Vec::<String>::new());
     assert!(notes.iter().any(|note| note.contains("removes what its path names")), "{notes:#?}");
     assert!(!notes.iter().any(|note| note.contains("Envoy asks")), "{notes:#?}");
+}
+
+/// Envoy Gateway's own examples patch by `jsonPath`, with or without `path`.
+#[test]
+fn a_json_patch_is_read_by_its_json_path() {
+    let manager = "..filters[?(@.name=='envoy.filters.network.http_connection_manager')].typed_config";
+    let filters = "path: /default_filter_chain/filters/0/typed_config/http_filters/0";
+    let limits = "path: /virtual_hosts/0/rate_limits";
+    let with = |place: &str| {
+        let text = POLICY.replacen(filters, place, 1);
+        let of_route = "jsonPath: \"..routes[?(@.name=='r')].route\"\n      path: rate_limits";
+        text.replacen(limits, of_route, 1)
+    };
+    for place in [
+        format!("jsonPath: \"{manager}.http_filters\"\n      path: /0"),
+        format!("jsonPath: \"{manager}\"\n      path: http_filters/0"),
+        format!("jsonPath: \"{manager}.http_filters[0]\""),
+    ] {
+        let (found, _, notes) = findings(&with(&place), Some(RULES));
+        assert_eq!(found, Vec::<String>::new(), "{place}");
+        assert!(notes.iter().any(|note| note.starts_with("PATH: rule `")), "{place}: {notes:#?}");
+    }
+    let last = with(&format!("jsonPath: \"{manager}.http_filters\"\n      path: /-"));
+    only(&problems(&last, Some(RULES)), "after the router");
+    let other = with("path: /http_filters/0").replacen("descriptor_key: PATH", "descriptor_key: path", 1);
+    only(&problems(&other, Some(RULES)), "no rule matches the descriptor path");
 }
