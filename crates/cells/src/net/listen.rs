@@ -5,6 +5,7 @@ use super::dial::{SAME_PART, is_same_part};
 use super::frames;
 use super::handshakes::{Handshake, Handshakes};
 use super::links::QUEUE;
+use super::repeated::Repeated;
 use super::tls::CellTls;
 use crate::message::{self, Hello, Message};
 use std::io;
@@ -31,6 +32,13 @@ struct Bounds {
     patience: Duration,
 }
 
+/// What all connections share.
+struct Places {
+    links: Arc<Semaphore>,
+    /// Messages about cells that are refused: they try again each second.
+    refusals: Repeated,
+}
+
 const BOUNDS: Bounds = Bounds { links: 512, handshakes: 256, patience: Duration::from_secs(3) };
 
 /// Accepts connections of other cells, for as long as the process runs. Without certificates the listener must be on
@@ -49,7 +57,8 @@ async fn serve_within<S: CounterStore + 'static, C: Clock + Clone + 'static>(
     listener: TcpListener,
     tls: Option<Arc<CellTls>>,
 ) {
-    let (links, handshakes) = (Arc::new(Semaphore::new(bounds.links)), Handshakes::new(bounds.handshakes));
+    let places = Places { links: Arc::new(Semaphore::new(bounds.links)), refusals: Repeated::default() };
+    let (places, handshakes) = (Arc::new(places), Handshakes::new(bounds.handshakes));
     let ended = LogThrottle::default();
     loop {
         let stream = match listener.accept().await {
@@ -68,9 +77,9 @@ async fn serve_within<S: CounterStore + 'static, C: Clock + Clone + 'static>(
                 "more than {most} connections to --cell have sent no first message: the oldest ones were closed"
             );
         }
-        let (store, tls, links) = (Arc::clone(&store), tls.clone(), Arc::clone(&links));
+        let (store, tls, places) = (Arc::clone(&store), tls.clone(), Arc::clone(&places));
         tokio::spawn(async move {
-            let connection = connection(store, stream, tls, (handshake, bounds.patience), links);
+            let connection = connection(store, stream, tls, (handshake, bounds.patience), places);
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection of another cell ended");
             }
@@ -83,13 +92,13 @@ async fn connection<S: CounterStore + 'static, C: Clock + Clone + 'static>(
     stream: TcpStream,
     tls: Option<Arc<CellTls>>,
     (handshake, patience): (Handshake, Duration),
-    links: Arc<Semaphore>,
+    places: Arc<Places>,
 ) -> io::Result<()> {
     stream.set_nodelay(true)?;
     match tls {
         None => {
             let (stream, first) = handshake.run(first_message(stream, patience)).await?;
-            requests(store, stream, first, links).await
+            requests(store, stream, first, &places).await
         }
         Some(tls) => {
             let acceptor = tokio_rustls::TlsAcceptor::from(tls.configs().0);
@@ -98,7 +107,7 @@ async fn connection<S: CounterStore + 'static, C: Clock + Clone + 'static>(
                 first_message(stream, patience).await
             };
             let (stream, first) = handshake.run(steps).await?;
-            requests(store, stream, first, links).await
+            requests(store, stream, first, &places).await
         }
     }
 }
@@ -122,9 +131,9 @@ async fn requests<S: CounterStore + 'static, C: Clock + Clone + 'static>(
     store: Arc<LinkedStore<S, C>>,
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     (id, from): (u64, Hello),
-    links: Arc<Semaphore>,
+    places: &Places,
 ) -> io::Result<()> {
-    let (own, slot) = (store.hello(), links.try_acquire_owned().ok());
+    let (own, slot) = (store.hello(), Arc::clone(&places.links).try_acquire_owned().ok());
     let refusal = refusal(&store, &own, &from);
     let refusal = refusal
         .or_else(|| slot.is_none().then(|| Message::Failed("too many cells are connected".to_owned())));
@@ -132,7 +141,9 @@ async fn requests<S: CounterStore + 'static, C: Clock + Clone + 'static>(
     stream.write_all(&message::encode(id, &answer)).await?;
     stream.flush().await?;
     if let Message::Failed(why) | Message::OtherProcess(why) = answer {
-        tracing::warn!(cell = from.cell, "a cell was refused: {why}");
+        if places.refusals.is_due(&format!("{}: {why}", from.cell), store.now()) {
+            tracing::warn!(cell = from.cell, "a cell was refused: {why}");
+        }
         return Ok(());
     }
     let (replies, mut queue) = mpsc::channel(QUEUE);
