@@ -1,15 +1,15 @@
 //! Reports of overload control: metrics, the node's status, and the audit of adapted limits.
 
-use super::audit_pace::AuditPace;
+use super::audit_pace::{AuditPace, Entry};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tollgate_control::{Actor, AdaptationRecord, ControlPlane};
+use tollgate_control::{Actor, AdaptationRecord, AdaptationStep, ControlPlane};
 use tollgate_core::{Clock, Priority, SystemClock};
 use tollgate_engine::{
-    AdaptationState, AdaptedStep, CheckLoadState, FleetShedCount, FleetState, Limiter, POSITIONS, ShedOrder,
-    SignalState, UpstreamState,
+    AdaptationState, CheckLoadState, FleetShedCount, FleetState, Limiter, POSITIONS, ShedOrder, SignalState,
+    UpstreamState,
 };
 use tollgate_observe::MetricsWriter;
 
@@ -48,22 +48,26 @@ pub(crate) fn audit_steps<S>(
                 },
                 () = later => pace.take_due(clock.now()),
             };
-            for step in entries {
-                audit(&control, step, &actor).await;
+            for entry in entries {
+                audit(&control, entry, &actor).await;
             }
         }
     }
 }
 
-/// Writes a step to the audit log, as soon as the database takes it.
-async fn audit(control: &ControlPlane, step: AdaptedStep, actor: &Actor) {
+/// Writes an entry to the audit log, as soon as the database takes it.
+async fn audit(control: &ControlPlane, entry: Entry, actor: &Actor) {
     let percent = |thousandths: u32| f64::from(thousandths) / 10.0;
+    let Some((_, first)) = entry.steps.first() else { return };
     let record = AdaptationRecord {
-        domain: step.domain,
-        tier: step.tier,
-        from: percent(step.from),
-        to: percent(step.to),
-        signal: step.signal,
+        domain: first.domain.clone(),
+        tier: first.tier.clone(),
+        from: percent(entry.from),
+        steps: entry
+            .steps
+            .into_iter()
+            .map(|(at, step)| AdaptationStep { at, percent: percent(step.to), signal: step.signal })
+            .collect(),
     };
     while let Err(error) = control.audit_adaptation(&record, actor).await {
         tracing::warn!(%error, "step of adapted limits not audited yet");
