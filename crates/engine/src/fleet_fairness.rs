@@ -48,17 +48,12 @@ pub(crate) struct FleetShares {
     pub(crate) marks: UsedUpMarks,
 }
 
-/// State of a fleet's capacity that tenants share, as this node sees it.
-#[derive(Clone, Debug)]
-pub struct FleetState {
-    /// Domain of the rules.
-    pub domain: String,
-    /// Shares of tiers as the rules have them, in the order of `tiers`.
-    pub shares: Vec<TierFairness>,
+/// What this node has seen of the tenants of a fleet.
+pub(crate) struct SharedFleet {
     /// Demand and fair shares of the tiers, the last of requests without one; empty while the capacity is not contended.
-    pub tiers: Vec<TierState>,
+    pub(crate) tiers: Vec<TierState>,
     /// Number of requests that a guarantee admitted while the capacity was in use.
-    pub taken_back: u64,
+    pub(crate) taken_back: u64,
 }
 
 /// A request among the tenants of its domain.
@@ -108,6 +103,14 @@ impl FleetShares {
         Some(FleetEntry { fleet, request: TenantRequest { tenant, tier, units: plan.fleet_units() }, now })
     }
 
+    /// Returns what this node has seen of the tenants that share a domain's capacity; `None` if none do.
+    pub(crate) fn state(&self, domain: &str, now: Timestamp) -> Option<SharedFleet> {
+        let domains = self.domains.load();
+        let own = domains.get(domain)?;
+        let taken_back = own.taken_back.load(Ordering::Relaxed);
+        Some(SharedFleet { tiers: own.fairness.states(now), taken_back })
+    }
+
     /// Returns whether tenants share no fleet's capacity.
     pub(crate) fn is_empty(&self) -> bool {
         self.domains.load().is_empty()
@@ -131,22 +134,6 @@ impl<S> Limiter<S> {
         let fleet = Arc::clone(&self.fleet_shares.domains.load().get(own.domain)?.places);
         let reserve = own.holds_reserve().then_some(own.priority);
         Some(FleetPlace { fleet, reserve, units: plan.fleet_units() })
-    }
-
-    /// Returns the state of all fleets whose capacity tenants share.
-    #[must_use]
-    pub fn fleet_states(&self) -> Vec<FleetState> {
-        let now = self.clock.now();
-        let domains = self.fleet_shares.domains.load();
-        let states = domains.iter().map(|(domain, own)| FleetState {
-            domain: domain.to_string(),
-            shares: own.tiers.clone(),
-            tiers: own.fairness.states(now),
-            taken_back: own.taken_back.load(Ordering::Relaxed),
-        });
-        let mut states: Vec<FleetState> = states.collect();
-        states.sort_by(|a, b| a.domain.cmp(&b.domain));
-        states
     }
 }
 

@@ -146,11 +146,13 @@ pub(crate) fn metrics(states: &[UpstreamState], page: &mut MetricsWriter) {
 
 /// Writes the number of requests that the fleet's capacity has shed, and of those that guarantees admitted although it was in use.
 pub(crate) fn fleet_metrics(counts: &[FleetShedCount], states: &[FleetState], page: &mut MetricsWriter) {
-    if !states.is_empty() {
+    let shared: Vec<_> =
+        states.iter().filter_map(|state| Some((&state.domain, state.shares.as_ref()?.taken_back))).collect();
+    if !shared.is_empty() {
         let help = "Requests that a guarantee admitted while the fleet's capacity was in use.";
         let mut family = page.counters("ratelimit_overload_fleet_guaranteed_total", help);
-        for state in states {
-            family.add(&[("domain", &state.domain)], state.taken_back);
+        for (domain, taken_back) in shared {
+            family.add(&[("domain", domain)], taken_back);
         }
     }
     if counts.is_empty() {
@@ -161,12 +163,16 @@ pub(crate) fn fleet_metrics(counts: &[FleetShedCount], states: &[FleetState], pa
     for shed in counts {
         family.add(&[("domain", &shed.domain), ("priority", shed.priority.name())], shed.count);
     }
-    if counts.iter().all(|shed| shed.shadow == 0) {
+    let is_shadow = |shed: &FleetShedCount| {
+        shed.shadow > 0 || states.iter().any(|state| state.is_shadow && state.domain == shed.domain)
+    };
+    let shadow: Vec<_> = counts.iter().filter(|shed| is_shadow(shed)).collect();
+    if shadow.is_empty() {
         return;
     }
     let help = "Requests that the fleet's capacity would have shed, but for shadow mode, by priority.";
     let mut family = page.counters("ratelimit_overload_fleet_would_shed_total", help);
-    for shed in counts {
+    for shed in shadow {
         family.add(&[("domain", &shed.domain), ("priority", shed.priority.name())], shed.shadow);
     }
 }
