@@ -213,6 +213,13 @@ impl<S: CounterStore> Limiter<S> {
         self.charge_fleet_first_as(plan, permit, &entry);
     }
 
+    /// Charges the capacity by the standing that is tried first.
+    pub(crate) fn charge_fleet_first(&self, plan: &mut Plan<'_>, permit: PermitId) {
+        if let Some(entry) = self.fleet_shares.entry(plan, self.clock.now()) {
+            self.charge_fleet_first_as(plan, permit, &entry);
+        }
+    }
+
     fn charge_fleet_first_as(&self, plan: &mut Plan<'_>, permit: PermitId, entry: &FleetEntry) {
         // Guarantees of requests in flight are held from the first on: those that began in calm times count as well.
         let (is_in_flight, _) = plan.fleet_counts();

@@ -333,6 +333,15 @@ impl<'p> Plan<'p> {
         self.push_claim(standing);
     }
 
+    /// Charges the capacity by the standing of a request that no other counter admits, and lets it be tried by all others: it is decided by
+    /// other counters than before.
+    pub fn share_fleet_anew(&mut self) {
+        let Some(own) = &mut self.fleet else { return };
+        own.tried = [false; 4];
+        let base = own.base();
+        self.charge_fleet_as(base);
+    }
+
     fn fleet_rule_limits(&self, rule: u32) -> &'p [RuleLimit] {
         let own = self.limits.iter().filter_map(|matched| matched.rule).find(|own| own.id == rule);
         own.map_or(&[], |rule| &rule.limits.limits)
