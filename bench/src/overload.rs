@@ -14,7 +14,7 @@ use clients::{Phase, Sent};
 use figures::Span;
 use std::path::Path;
 use subjects::Subject;
-use workers::CAPACITY;
+use workers::{CAPACITY, ServiceTime};
 
 /// How long to measure.
 #[derive(Clone, Copy)]
@@ -23,9 +23,15 @@ pub(crate) enum Length {
     Full,
 }
 
-/// Sigma of the log-normal service time.
-const SIGMA: f64 = 0.5;
-const NOISY: f64 = 1.0;
+const USUAL: ServiceTime = ServiceTime { sigma: 0.5, slow_part: 0.0 };
+const NOISY: ServiceTime = ServiceTime { sigma: 1.0, slow_part: 0.0 };
+/// A twentieth of the requests takes ten times as long, so the capacity is 276 a second.
+const ONE_SLOW: ServiceTime = ServiceTime { sigma: 0.5, slow_part: 0.05 };
+/// Seconds in which an upstream that has just started is slower, and how many times.
+const COLD: f64 = 5.0;
+const COLD_SLOWER: f64 = 2.0;
+/// Index of the priority.
+const CRITICAL: usize = 0;
 /// Seconds that are not measured after the load has risen, and after the service time has.
 const SETTLE: f64 = 2.0;
 const LEARN: f64 = 30.0;
@@ -33,7 +39,7 @@ const LEARN: f64 = 30.0;
 struct Scenario {
     title: &'static str,
     phases: Vec<Phase>,
-    sigma: f64,
+    service: ServiceTime,
     /// Prints what is measured.
     measure: fn(&[Phase], &[Sent]) -> Vec<Figure>,
 }
@@ -72,24 +78,46 @@ fn scenarios(length: Length) -> Vec<Scenario> {
         Scenario {
             title: "load 0.5 → 3 → 0.5 × capacity",
             phases: vec![phase(calm, 0.5, 1.0), phase(surge, 3.0, 1.0), phase(after, 0.5, 1.0)],
-            sigma: SIGMA,
+            service: USUAL,
             measure: measure_surge,
         },
         Scenario {
             title: "service time doubles for good at 0.7 × capacity",
             phases: vec![phase(calm, 0.7, 1.0), phase(doubled, 0.7, 2.0)],
-            sigma: SIGMA,
+            service: USUAL,
             measure: measure_doubled,
         },
         Scenario {
             title: "noisy latency (sigma 1) at 0.6 × capacity",
             phases: vec![phase(noise, 0.6, 1.0)],
-            sigma: NOISY,
+            service: NOISY,
             measure: |phases, sent| {
                 let all = Span::new(sent, 0.0, phases[0].seconds);
                 vec![figure("wrongly shed", all.unserved(), Bar::AtMost(0.001))]
             },
         },
+        Scenario {
+            title: "one endpoint in twenty requests ten times as slow, at 0.72 × capacity",
+            phases: vec![phase(noise, 0.5, 1.0)],
+            service: ONE_SLOW,
+            measure: measure_unshed,
+        },
+        Scenario {
+            title: "cold start: twice as slow for 5 s, at 0.9 × of that at once",
+            phases: vec![phase(COLD, 0.45, COLD_SLOWER), phase(noise - COLD, 0.45, 1.0)],
+            service: USUAL,
+            measure: measure_unshed,
+        },
+    ]
+}
+
+/// Measures what was shed although the capacity was enough for all.
+fn measure_unshed(phases: &[Phase], sent: &[Sent]) -> Vec<Figure> {
+    let all = Span::new(sent, 0.0, phases.iter().map(|phase| phase.seconds).sum());
+    vec![
+        figure("shed", all.refused(), Bar::AtMost(0.0)),
+        figure("not served in time", all.unserved(), None),
+        figure("p50 of served, ms", all.latency(0.5), None),
     ]
 }
 
@@ -106,7 +134,10 @@ fn measure_surge(phases: &[Phase], sent: &[Sent]) -> Vec<Figure> {
     let ratio = |(loaded, unloaded): (Option<f64>, Option<f64>)| Some(loaded? / unloaded?);
     vec![
         figure("goodput ÷ capacity", settled.goodput() / CAPACITY, Bar::AtLeast(0.97)),
-        figure("critical served", surge.critical_served(), Bar::AtLeast(0.994)),
+        figure("critical served", surge.served(CRITICAL), Bar::AtLeast(0.994)),
+        figure("important served", settled.served(1), None),
+        figure("normal served", settled.served(2), None),
+        figure("sheddable served", settled.served(3), None),
         figure("within guarantees served", surge.guaranteed_served(), Bar::AtLeast(0.999)),
         figure("p50 of served, ms", p50.0, None),
         figure("p99 of served, ms", p99.0, None),
@@ -124,7 +155,7 @@ fn measure_doubled(phases: &[Phase], sent: &[Sent]) -> Vec<Figure> {
     vec![
         figure("goodput ÷ new capacity", learned.goodput() * phases[1].slower / CAPACITY, Bar::AtLeast(0.95)),
         figure("sd of shed ratio", learned.shed_deviation(), Bar::AtMost(0.08)),
-        figure("critical served", learned.critical_served(), None),
+        figure("critical served", learned.served(CRITICAL), None),
         figure("p50 of served, ms", learned.latency(0.5), None),
         figure("p99 of served, ms", learned.latency(0.99), None),
         figure("wrongly shed before", Span::new(sent, 0.0, begin).unserved(), None),
@@ -193,7 +224,7 @@ async fn together(scenario: &Scenario, wave: &[Subject], folder: &Path) -> Resul
     const SEED: u64 = 20;
     let mut running = Vec::new();
     for subject in wave {
-        running.push(subject.start(folder, scenario.sigma, SEED).await?);
+        running.push(subject.start(folder, scenario.service, SEED).await?);
     }
     let sending: Vec<_> = running
         .iter()

@@ -54,6 +54,9 @@ test('an audit entry says what changed and why', () => {
   const removed = of({ tier: 'pro', reason: 'ticket 1' }, { reason: 'ticket 2' });
   expect([removed.changes.map(inline), removed.reason]).toEqual([['tier pro removed'], 'ticket 2']);
   expect(of('not JSON', '').changes).toEqual([]);
+  const signal = { name: 'queue_depth', value: 140, bound: 100 };
+  const adapted = summarize({ ...entry, action: 'overload.adapt', before: JSON.stringify({ percent: 80 }), after: JSON.stringify({ percent: 51.2, signal, steps: [{ at: '', percent: 64, signal }, { at: '', percent: 51.2, signal }] }) });
+  expect([adapted.changes.map(inline), adapted.reason]).toEqual([['limits 80% → 51.2%', 'steps 64%, 51.2%'], 'queue_depth 140 above 100']);
 });
 
 test('highlighting changes no letter of a line', () => {

@@ -22,6 +22,14 @@ overload:
   fairness: {by: tenant, guarantees: {enterprise: 5% each, free: 10% together}}
 `;
 
+const SHADOW = `domain: sample
+overload:
+  priorities: [{when: {path: /pay}, priority: critical}]
+  fleet: {capacity: 2/hour, reserve: {critical: 50%}}
+  adapt: {signals: {queue_depth: 100}, order: [free], least: 20%, step: 1h}
+  shadow: true
+`;
+
 test('without a section it says what to add', async ({ page, server }) => {
   await open(page, server, 'overload');
   await expect(page.getByText('Nothing is shed here')).toBeVisible();
@@ -71,6 +79,26 @@ test('requests in flight and what was shed by priority are shown', async ({ page
     await server.stop();
     upstream.closeAllConnections();
     upstream.close();
+  }
+});
+
+test("what the fleet's capacity sheds by priority is shown, also where nothing is enforced", async ({ page }) => {
+  const server = await new Server('shadow').start(SHADOW);
+  try {
+    const check = { domain: 'sample', attributes: { path: '/x' } };
+    const sent = async (path: string, body: object) => await fetch(server.http + path, { method: 'POST', body: JSON.stringify(body) });
+    for (const status of [200, 200]) expect((await sent('/v1/check', check)).status).toBe(status);
+    expect((await sent('/v1/signals', { domain: 'sample', signals: { queue_depth: 150 } })).status).toBe(200);
+    await open(page, server, 'overload');
+    const fleet = page.getByRole('region', { name: /^Fleet's capacity/ });
+    await expect(fleet).toContainText('2/1h');
+    await expect(fleet).toContainText('nothing is shed');
+    await expect(fleet.getByRole('row', { name: /^critical/ }).getByRole('cell')).toHaveText(['critical', '2', '0', '0']);
+    await expect(fleet.getByRole('row', { name: /^normal/ }).getByRole('cell')).toHaveText(['normal', '1', '0', '1']);
+    const adapted = page.getByRole('region', { name: /^Adapted limits/ });
+    await expect(adapted.getByRole('row', { name: /^free/ })).toContainText('100% (would be 80%)');
+  } finally {
+    await server.stop();
   }
 });
 

@@ -10,8 +10,6 @@ pub(crate) struct Span<'a> {
     to: f64,
 }
 
-const CRITICAL: usize = 0;
-
 impl Sent {
     /// Returns whether it was answered while its client waited.
     fn is_good(&self) -> bool {
@@ -42,8 +40,15 @@ impl<'a> Span<'a> {
         1.0 - self.good_part(|_| true)
     }
 
-    pub(crate) fn critical_served(self) -> f64 {
-        self.good_part(|one| one.priority == CRITICAL)
+    /// Returns the part of the requests that was answered with an error. One that took longer than its client waited is none.
+    pub(crate) fn refused(self) -> f64 {
+        let refused = self.sent.iter().filter(|one| one.fate == Fate::Refused).count();
+        refused as f64 / self.sent.len().max(1) as f64
+    }
+
+    /// Returns the part of the requests of a priority that was served.
+    pub(crate) fn served(self, priority: usize) -> f64 {
+        self.good_part(|one| one.priority == priority)
     }
 
     /// Returns the part of the requests of tenants within their guarantees that was served.
@@ -65,8 +70,7 @@ impl<'a> Span<'a> {
         let parts: Vec<f64> = (self.from as usize..self.to as usize)
             .map(|second| {
                 let one = Self::new(self.sent, second as f64, second as f64 + 1.0);
-                let refused = one.sent.iter().filter(|one| one.fate == Fate::Refused).count();
-                refused as f64 / one.sent.len().max(1) as f64
+                one.refused()
             })
             .collect();
         let mean = parts.iter().sum::<f64>() / parts.len().max(1) as f64;

@@ -1,7 +1,7 @@
 //! The subjects: who stands between the clients and the upstream. Each has one configuration for all scenarios.
 
 use super::clients::PRIORITIES;
-use super::workers::{Listening, Upstream, WORKERS, Workers, listen};
+use super::workers::{Listening, ServiceTime, Upstream, WORKERS, Workers, listen};
 use crate::process::{Server, free_port, tollgate_binary};
 use hyper::Request;
 use hyper::body::Incoming;
@@ -81,8 +81,13 @@ impl Subject {
     }
 
     /// Starts it before a new upstream. Files go to `folder`.
-    pub(crate) async fn start(self, folder: &Path, sigma: f64, seed: u64) -> Result<Running, String> {
-        let upstream = Upstream::start(sigma, seed);
+    pub(crate) async fn start(
+        self,
+        folder: &Path,
+        service: ServiceTime,
+        seed: u64,
+    ) -> Result<Running, String> {
+        let upstream = Upstream::start(service, seed);
         let workers = upstream.workers.clone();
         if self == Self::Layer {
             let behind = layered(workers).await?;

@@ -1,4 +1,4 @@
-//! The upstream: 16 workers and a queue without a bound, with a log-normal service time.
+//! The upstream: 16 workers and a queue without a bound, with a log-normal service time, of one endpoint or of a slow one besides.
 //!
 //! A worker goes on with a request whose client has left, as a thread pool does. The time at which a request should have
 //! ended is where the worker's next one begins, so that late timers do not lower the capacity.
@@ -24,6 +24,25 @@ pub(crate) const WORKERS: usize = 16;
 pub(crate) const SERVICE: f64 = 0.04;
 /// Requests a second that they can serve.
 pub(crate) const CAPACITY: f64 = WORKERS as f64 / SERVICE;
+/// How many times as long a request of a slow endpoint takes.
+const SLOW: f64 = 10.0;
+
+/// How long requests take.
+#[derive(Clone, Copy)]
+pub(crate) struct ServiceTime {
+    /// Sigma of the log-normal time.
+    pub(crate) sigma: f64,
+    /// Part of the requests that are of an endpoint ten times as slow as the others.
+    pub(crate) slow_part: f64,
+}
+
+impl ServiceTime {
+    fn time(self, mean: f64, random: &mut Random) -> Duration {
+        let is_slow = self.slow_part > 0.0 && random.unit() < self.slow_part;
+        let mean = if is_slow { SLOW * mean } else { mean };
+        Duration::from_secs_f64(random.log_normal(mean, self.sigma))
+    }
+}
 
 pub(crate) type Answer = Response<Full<Bytes>>;
 
@@ -47,7 +66,7 @@ pub(crate) struct Workers {
 }
 
 impl Upstream {
-    pub(crate) fn start(sigma: f64, seed: u64) -> Self {
+    pub(crate) fn start(service: ServiceTime, seed: u64) -> Self {
         let (queue, jobs) = mpsc::unbounded_channel::<Job>();
         let jobs = Arc::new(Mutex::new(jobs));
         let mean = Arc::new(AtomicU64::new((SERVICE * 1e6) as u64));
@@ -61,7 +80,7 @@ impl Upstream {
                     let next = jobs.lock().await.recv().await;
                     let Some(job) = next else { return };
                     let mean = mean.load(Ordering::Relaxed) as f64 / 1e6;
-                    free = free.max(job.arrived) + Duration::from_secs_f64(random.log_normal(mean, sigma));
+                    free = free.max(job.arrived) + service.time(mean, &mut random);
                     tokio::time::sleep_until(free).await;
                     // The client may have left.
                     let _ = job.done.send(());

@@ -40,7 +40,7 @@ mod replication;
 mod rules;
 mod shared_records;
 
-pub use adaptation::AdaptationRecord;
+pub use adaptation::{AdaptationRecord, AdaptationStep};
 pub use audit::{AuditEntry, AuditFilter, AuditVerification};
 pub use auth::principal::{Principal, Role};
 pub use auth::tokens::{NewToken, Token};

@@ -27,23 +27,43 @@ pub struct AdaptedTier {
     pub domain: String,
     /// The tier.
     pub tier: String,
-    /// Thousandths of its limits that apply, or would but for shadow mode.
+    /// Thousandths of its limits that apply, or would if they were not held.
     pub thousandths: u32,
-    /// Whether its limits stay as in the rules, because the section has `shadow: true`.
-    pub is_shadow: bool,
+    /// Why its limits stay as in the rules, if they do.
+    pub held: Option<HeldLimits>,
+}
+
+/// Why limits stay as in the rules, whatever signals say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeldLimits {
+    /// The section has `shadow: true`.
+    Shadow,
+    /// An emergency measure disables the rule [`ADAPT_RULE`].
+    Measure,
+}
+
+impl HeldLimits {
+    /// Returns the name in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Shadow => "shadow",
+            Self::Measure => "measure",
+        }
+    }
 }
 
 impl AdaptedTier {
     /// Returns the percent of its limits that apply.
     #[must_use]
     pub fn percent(&self) -> f64 {
-        if self.is_shadow { 100.0 } else { f64::from(self.thousandths) / 10.0 }
+        self.shadow_percent().map_or(f64::from(self.thousandths) / 10.0, |_| 100.0)
     }
 
-    /// Returns the percent of its limits that would apply but for shadow mode; `None` if they do apply.
+    /// Returns the percent of its limits that would apply if they were not held; `None` if they do apply.
     #[must_use]
     pub fn shadow_percent(&self) -> Option<f64> {
-        self.is_shadow.then(|| f64::from(self.thousandths) / 10.0)
+        self.held.map(|_| f64::from(self.thousandths) / 10.0)
     }
 }
 
@@ -390,14 +410,19 @@ impl<S> Limiter<S> {
     pub fn adapted_tiers(&self) -> Vec<AdaptedTier> {
         self.catch_up_adapted();
         let domains = self.adaptations.domains.load();
+        let is_restored = self.measures.any_active() && self.measures.disables(ADAPT_RULE, self.clock.now());
         let mut tiers: Vec<AdaptedTier> = Vec::new();
         for (domain, own) in domains.iter() {
             let factors = own.factors.load();
+            let held = match own.is_shadow {
+                true => Some(HeldLimits::Shadow),
+                false => is_restored.then_some(HeldLimits::Measure),
+            };
             tiers.extend(own.adapt.order.iter().zip(factors.iter()).map(|(tier, factor)| AdaptedTier {
                 domain: domain.to_string(),
                 tier: tier.clone(),
                 thousandths: *factor,
-                is_shadow: own.is_shadow,
+                held,
             }));
         }
         tiers.sort_by(|a, b| a.domain.cmp(&b.domain));

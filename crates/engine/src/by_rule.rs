@@ -35,6 +35,11 @@ impl<T: Default> ByRule<T> {
         }
     }
 
+    /// Returns the counters of a rule that has had any.
+    pub(crate) fn find(&self, rule: &str) -> Option<Arc<T>> {
+        self.known.load().get(rule).map(Arc::clone)
+    }
+
     #[cold]
     fn add(&self, rule: &str) -> Arc<T> {
         let _one = self.adding.lock().unwrap_or_else(PoisonError::into_inner);

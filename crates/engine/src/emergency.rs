@@ -241,6 +241,16 @@ impl ActiveMeasures {
         self.any.store(any, Ordering::Relaxed);
     }
 
+    /// Returns whether a measure disables this rule.
+    pub(crate) fn disables(&self, rule: &str, now: Timestamp) -> bool {
+        let active = self.active.load();
+        let names = |measure: &&Arc<Measure>| {
+            matches!(&measure.target, MeasureTarget::Rule(target) if **target == *rule)
+                && now < measure.expires_at
+        };
+        active.as_ref().is_some_and(|active| active.rules.iter().any(|measure| names(&measure)))
+    }
+
     /// Clears the active flag once all measures have expired.
     pub fn remove_expired(&self, now: Timestamp) {
         if self.any_active() && self.active.load().as_ref().is_none_or(|active| active.last <= now) {

@@ -19,9 +19,9 @@ use crate::refill::Refill;
 use smallvec::SmallVec;
 use tollgate_core::{
     Admission, Algorithm, Charge, Cost, CounterStore, Enforcement, LateCharge, Limit, Outcome, Outcomes,
-    Permit, PermitId, StoreError, TimeDelta,
+    Permit, PermitId, StoreError, TimeDelta, Timestamp,
 };
-use tollgate_rules::{Charges, FailPolicy, FleetStanding, Plan};
+use tollgate_rules::{Charges, FailPolicy, FleetStanding, MatchedLimit, Plan};
 
 /// Retry delay for a caller denied because the store failed.
 const RETRY_AFTER: TimeDelta = TimeDelta::from_secs(1);
@@ -29,9 +29,7 @@ const RETRY_AFTER: TimeDelta = TimeDelta::from_secs(1);
 const MAX_ATTEMPTS: usize = 3;
 
 /// A request whose charges the store could not all decide.
-struct UndecidedRequest<'a, 'p> {
-    plan: &'a Plan<'p>,
-    charges: &'a [Charge<'a>],
+struct UndecidedRequest {
     /// Known outcome of each charge.
     per_charge: SmallVec<[Outcome; 4]>,
     /// True for each charge that the store could not decide.
@@ -40,10 +38,6 @@ struct UndecidedRequest<'a, 'p> {
     late: Vec<LateCharge>,
     /// Charges that local counters admitted and the store must be charged with.
     taken_locally: SmallVec<[usize; 4]>,
-    /// Number of nodes that share each charge's counter; 0 if unknown.
-    live_nodes: SmallVec<[u32; 4]>,
-    /// Whether the number of nodes that share the store is known, not only that of cells.
-    are_nodes_known: bool,
     /// Whether a late charge would hold a permit that the request does not release.
     leaks: bool,
 }
@@ -76,19 +70,11 @@ impl<S: CounterStore> Limiter<S> {
         let is_denied = reached.outcomes.admission == Admission::Denied;
         plan.settle_fleet(&mut reached.outcomes);
         reached.failed.truncate(plan.limits.len());
-        let plan = &*plan;
-        let mut charges = Charges::new();
-        plan.charges(permit, &mut charges);
-        let charges = &*charges;
         let mut undecided = UndecidedRequest {
-            plan,
-            charges,
             per_charge: reached.outcomes.per_charge,
             failed: reached.failed,
             late: reached.late,
             taken_locally: SmallVec::new(),
-            live_nodes: charges.iter().map(|charge| self.nodes_of(charge)).collect(),
-            are_nodes_known: self.live_nodes() > 0,
             leaks: reached.leaks,
         };
         if is_denied {
@@ -98,26 +84,26 @@ impl<S: CounterStore> Limiter<S> {
         }
         // Counted under the rule that denies the request, else under the first rule whose charge the store could not
         // decide.
-        let deciding = (0..charges.len()).find(|at| undecided.failed[*at] && undecided.decides(*at));
+        let deciding = (0..plan.limits.len()).find(|at| undecided.failed[*at] && decides(&plan.limits[*at]));
         let mut owed_to = deciding.and_then(|at| plan.limits[at].rule);
-        let closed = undecided.failed_with(FailPolicy::Closed).next().map(|at| &plan.limits[at]);
-        if let Some(matched) = closed {
+        let closed = self.failed_with(plan, &undecided, FailPolicy::Closed).next();
+        if let Some(matched) = closed.map(|at| plan.limits[at].clone()) {
             owed_to = matched.rule;
-            self.refund_taken(&undecided).await;
+            self.refund_taken(plan, permit, &undecided).await;
             push_unknown(plan, details);
             details.verdict = DecisionVerdict::Denied { retry_after: Some(RETRY_AFTER) };
             details.origin = Origin::FailClosed;
-            details.denied_by = Some(decided_by(matched));
-        } else if self.charge_locally(&mut undecided) == Admission::Denied {
-            self.refund_taken(&undecided).await;
+            details.denied_by = Some(decided_by(&matched));
+        } else if self.decide_locally(plan, permit, &mut undecided) == Admission::Denied {
+            self.refund_taken(plan, permit, &undecided).await;
             fold(plan, &undecided.outcomes(Admission::Denied), details);
             details.origin = Origin::Local;
         } else {
             fold(plan, &undecided.outcomes(Admission::Admitted), details);
-            let open = (0..charges.len()).any(|at| undecided.decides(at) && undecided.failed[at]);
+            let open = (0..plan.limits.len()).any(|at| undecided.failed[at] && decides(&plan.limits[at]));
             let local = deciding.is_some_and(|at| !undecided.failed[at]);
             details.origin = if local && !open { Origin::Local } else { Origin::FailOpen };
-            self.settle_admitted(&undecided);
+            self.settle_admitted(plan, permit, &undecided);
         }
         // If only charges of shadow rules are undecided, the request would have passed anyway.
         if deciding.is_some() {
@@ -216,16 +202,68 @@ impl<S: CounterStore> Limiter<S> {
         plan.leave_guarantee(if is_unreachable { FleetStanding::Fair } else { own.base() })
     }
 
-    /// Charges the rules with `on_error: local` on this process's counters, and records the charges for reconciliation.
-    fn charge_locally(&self, undecided: &mut UndecidedRequest<'_, '_>) -> Admission {
+    /// Charges the rules with `on_error: local` on this process's counters. Tenants share this node's part of the fleet's capacity as they
+    /// share all of it: a request that finds it in use is tried by its part of its guarantee, or of what is reserved for its priority.
+    fn decide_locally(
+        &self,
+        plan: &mut Plan<'_>,
+        permit: PermitId,
+        undecided: &mut UndecidedRequest,
+    ) -> Admission {
+        let is_failed = |(matched, failed): (&MatchedLimit<'_>, &bool)| {
+            *failed && plan.fleet.is_some_and(|own| own.is_fleet(matched))
+        };
+        let is_shared = plan.limits.iter().zip(&undecided.failed).any(is_failed);
+        if !is_shared || plan.is_fleet_shadow() || !plan.shares_fleet() {
+            return self.charge_locally(plan, permit, undecided, |_| true);
+        }
+        plan.share_fleet_anew();
+        self.charge_fleet_first(plan, permit);
+        let failed = undecided.failed.clone();
+        let outcomes = self.try_fleet_standings(plan, permit, |plan, before| {
+            let mut charges = Charges::new();
+            plan.charges(permit, &mut charges);
+            // Independent charges are made by the first attempt.
+            let is_open =
+                |charge: &Charge<'_>| before.is_none() || charge.enforcement != Enforcement::Independent;
+            for at in (0..failed.len()).filter(|at| failed[*at] && is_open(&charges[*at])) {
+                (undecided.per_charge[at], undecided.failed[at]) = (Outcome::UNKNOWN, true);
+            }
+            undecided.per_charge.truncate(failed.len());
+            undecided.per_charge.resize(charges.len(), Outcome::UNKNOWN);
+            undecided.failed.truncate(failed.len());
+            undecided.failed.resize(charges.len(), true);
+            drop(charges);
+            let admission = self.charge_locally(plan, permit, undecided, is_open);
+            Some(undecided.outcomes(admission))
+        });
+        let Some(Outcomes { admission, per_charge, .. }) = outcomes else { return Admission::Admitted };
+        undecided.per_charge = per_charge;
+        undecided.failed.truncate(plan.limits.len());
+        admission
+    }
+
+    /// Charges those of the rules with `on_error: local` that are `wanted` on this process's counters, and records the charges for
+    /// reconciliation.
+    fn charge_locally(
+        &self,
+        plan: &Plan<'_>,
+        permit: PermitId,
+        undecided: &mut UndecidedRequest,
+        wanted: impl Fn(&Charge<'_>) -> bool,
+    ) -> Admission {
         let Some(fallback) = &self.fallback else { return Admission::Admitted };
-        let local: SmallVec<[usize; 8]> = undecided.failed_with(FailPolicy::Local).collect();
-        let shares: SmallVec<[Option<Limit>; 4]> = local.iter().map(|at| undecided.node_share(*at)).collect();
+        let mut all = Charges::new();
+        plan.charges(permit, &mut all);
+        let local: SmallVec<[usize; 8]> =
+            self.failed_with(plan, undecided, FailPolicy::Local).filter(|at| wanted(&all[*at])).collect();
+        let shares: SmallVec<[Option<Limit>; 4]> =
+            local.iter().map(|at| self.node_share(&plan.limits[*at], &all[*at])).collect();
         let charges: SmallVec<[Charge<'_>; 8]> = local
             .iter()
             .zip(&shares)
             .map(|(at, share)| {
-                let (matched, charge) = (&undecided.plan.limits[*at].limit, undecided.charges[*at]);
+                let (matched, charge) = (&plan.limits[*at].limit, all[*at]);
                 let limit = share.as_ref().or(matched.node_share.as_deref()).unwrap_or(charge.limit);
                 if !matched.prepaid {
                     self.start_fallback(fallback.as_ref(), &charge, limit);
@@ -242,8 +280,8 @@ impl<S: CounterStore> Limiter<S> {
             undecided.failed[at] = false;
             let taken = outcomes.admission == Admission::Admitted && outcome.verdict.is_allowed();
             // A permit is released where it was acquired: the shared counter never held it.
-            let is_permit = undecided.charges[at].limit.algorithm() == Algorithm::Concurrency;
-            if taken && !is_permit && !undecided.plan.limits[at].limit.prepaid {
+            let is_permit = all[at].limit.algorithm() == Algorithm::Concurrency;
+            if taken && !is_permit && !plan.limits[at].limit.prepaid {
                 undecided.taken_locally.push(at);
             }
         }
@@ -286,19 +324,26 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Accounts for a request that was admitted without the store: what the store charges late counts instead of what
     /// local counters have taken.
-    fn settle_admitted(&self, undecided: &UndecidedRequest<'_, '_>) {
+    fn settle_admitted(&self, plan: &Plan<'_>, permit: PermitId, undecided: &UndecidedRequest) {
         let now = self.clock.now();
-        let refill = |at: usize| {
-            let is_shedding = undecided.plan.limits[at].rule.is_some_and(|rule| rule.is_shedding);
-            let refill = || Refill::new(&undecided.charges[at], undecided.live_nodes[at], now);
+        let mut charges = Charges::new();
+        plan.charges(permit, &mut charges);
+        // A guarantee was the last of the limits.
+        let guarantee = plan.held_guarantee().filter(|_| undecided.taken_locally.contains(&charges.len()));
+        let refill = |matched: &MatchedLimit<'_>, charge: &Charge<'_>| {
+            let is_shedding = matched.rule.is_some_and(|rule| rule.is_shedding);
+            let refill = || Refill::new(charge, self.nodes_of(charge), now);
             if is_shedding { refill() } else { None }
         };
-        let taken = undecided.taken_locally.iter().map(|at| (&undecided.charges[*at], refill(*at)));
+        let guarantee = guarantee.as_ref().map(|(matched, _)| (matched, plan.charge(matched, permit)));
+        let within =
+            undecided.taken_locally.iter().filter_map(|at| Some((plan.limits.get(*at)?, charges[*at])));
+        let taken: SmallVec<[(&MatchedLimit<'_>, Charge<'_>); 4]> = within.chain(guarantee).collect();
+        let taken = taken.iter().map(|(matched, charge)| (charge, refill(matched, charge)));
         // A permit that the request does not know it holds would never be released.
-        let is_unknown = |at: usize| {
-            undecided.failed[at] && undecided.charges[at].limit.algorithm() == Algorithm::Concurrency
-        };
-        let leaks = undecided.leaks || (0..undecided.charges.len()).any(is_unknown);
+        let is_unknown =
+            |at: usize| undecided.failed[at] && charges[at].limit.algorithm() == Algorithm::Concurrency;
+        let leaks = undecided.leaks || (0..charges.len()).any(is_unknown);
         if undecided.late.is_empty() || leaks {
             taken.for_each(|(charge, refill)| self.pending.add(charge, refill));
         } else {
@@ -308,16 +353,18 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Refunds what the store charged for a request that is denied. Units that cannot be refunded are refilled over
     /// time.
-    async fn refund_taken(&self, undecided: &UndecidedRequest<'_, '_>) {
-        let taken = undecided.charges.iter().zip(&undecided.per_charge).zip(&undecided.failed).filter(
+    async fn refund_taken(&self, plan: &Plan<'_>, permit: PermitId, undecided: &UndecidedRequest) {
+        let mut charges = Charges::new();
+        plan.charges(permit, &mut charges);
+        let taken = charges.iter().zip(&undecided.per_charge).zip(&undecided.failed).filter(
             |((charge, outcome), failed)| {
                 !**failed && outcome.verdict.is_allowed() && charge.enforcement != Enforcement::Independent
             },
         );
         let mut taken: Vec<Charge<'_>> = taken.map(|((charge, _), _)| *charge).collect();
-        let guarantee = undecided.plan.held_guarantee();
-        if let (Some((matched, _)), Some(permit)) = (&guarantee, undecided.charges.first()) {
-            taken.push(undecided.plan.charge(matched, permit.permit));
+        let guarantee = plan.held_guarantee();
+        if let Some((matched, _)) = &guarantee {
+            taken.push(plan.charge(matched, permit));
         }
         let (held, spent): (Vec<_>, Vec<_>) =
             taken.into_iter().partition(|charge| charge.limit.is_released(charge.permit));
@@ -336,46 +383,46 @@ impl<S: CounterStore> Limiter<S> {
             let _ = self.store.release(&permits).await;
         }
     }
-}
-
-impl UndecidedRequest<'_, '_> {
-    fn outcomes(&self, admission: Admission) -> Outcomes {
-        Outcomes { admission, at: tollgate_core::Timestamp::ZERO, per_charge: self.per_charge.clone() }
-    }
-
-    /// Returns whether a charge's limit can deny the request at all.
-    fn decides(&self, at: usize) -> bool {
-        decides(&self.plan.limits[at])
-    }
 
     /// Returns the charges that the store could not decide and whose rules have this policy.
-    fn failed_with(&self, policy: FailPolicy) -> impl Iterator<Item = usize> {
-        (0..self.charges.len())
-            .filter(move |at| self.failed[*at] && self.decides(*at) && self.policy(*at) == policy)
+    fn failed_with(
+        &self,
+        plan: &Plan<'_>,
+        undecided: &UndecidedRequest,
+        policy: FailPolicy,
+    ) -> impl Iterator<Item = usize> {
+        (0..plan.limits.len()).filter(move |at| {
+            let matched = &plan.limits[*at];
+            undecided.failed[*at] && decides(matched) && self.policy(plan, matched) == policy
+        })
     }
 
-    fn policy(&self, at: usize) -> FailPolicy {
-        let matched = &self.plan.limits[at];
-        let policy =
-            matched.rule.map_or(FailPolicy::Open, |rule| rule.on_error.policy(self.plan.tier_for(rule)));
+    fn policy(&self, plan: &Plan<'_>, matched: &MatchedLimit<'_>) -> FailPolicy {
+        let policy = matched.rule.map_or(FailPolicy::Open, |rule| rule.on_error.policy(plan.tier_for(rule)));
         // A part is reserved for outages, but among how many nodes is unknown, or a share is less than one unit.
         let has_no_share = policy == FailPolicy::Local
             && matched.limit.reserve.is_some()
             && matched.limit.node_share.is_none()
-            && self.node_share(at).is_none();
+            && self.node_share(matched, &plan.charge(matched, PermitId::ANONYMOUS)).is_none();
         if has_no_share { FailPolicy::Closed } else { policy }
     }
 
     /// Returns this node's share of a limit, by the number of nodes alive; `None` if the rules say it, or if the node
     /// has the whole limit.
-    fn node_share(&self, at: usize) -> Option<Limit> {
-        let (limit, nodes) = (&self.plan.limits[at].limit, self.live_nodes[at]);
-        let is_known = self.are_nodes_known || self.charges[at].key.scope.region_mode().has_owner();
+    fn node_share(&self, matched: &MatchedLimit<'_>, charge: &Charge<'_>) -> Option<Limit> {
+        let (limit, nodes) = (&matched.limit, self.nodes_of(charge));
+        let is_known = self.live_nodes() > 0 || charge.key.scope.region_mode().has_owner();
         match (&limit.reserve, &limit.node_share) {
             (_, Some(_)) => None,
             (Some(reserve), None) if nodes > 0 && is_known => reserve.fraction(1, u64::from(nodes)),
             (Some(_), None) => None,
-            (None, None) => (nodes > 1).then(|| self.charges[at].limit.per_node_share(nodes)),
+            (None, None) => (nodes > 1).then(|| charge.limit.per_node_share(nodes)),
         }
+    }
+}
+
+impl UndecidedRequest {
+    fn outcomes(&self, admission: Admission) -> Outcomes {
+        Outcomes { admission, at: Timestamp::ZERO, per_charge: self.per_charge.clone() }
     }
 }

@@ -48,17 +48,21 @@ pub(crate) struct FleetShares {
     pub(crate) marks: UsedUpMarks,
 }
 
-/// State of a fleet's capacity that tenants share, as this node sees it.
-#[derive(Clone, Debug)]
-pub struct FleetState {
-    /// Domain of the rules.
-    pub domain: String,
-    /// Shares of tiers as the rules have them, in the order of `tiers`.
-    pub shares: Vec<TierFairness>,
+/// What this node has seen of the tenants of a fleet.
+pub(crate) struct SharedFleet {
     /// Demand and fair shares of the tiers, the last of requests without one; empty while the capacity is not contended.
-    pub tiers: Vec<TierState>,
+    pub(crate) tiers: Vec<TierState>,
     /// Number of requests that a guarantee admitted while the capacity was in use.
-    pub taken_back: u64,
+    pub(crate) taken_back: u64,
+}
+
+/// Which requests count as beyond their tenant's fair share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FleetRanking {
+    /// Those that are, by the measured demand.
+    ByDemand,
+    /// None: the demand of tenants is not known.
+    AllFair,
 }
 
 /// A request among the tenants of its domain.
@@ -108,6 +112,14 @@ impl FleetShares {
         Some(FleetEntry { fleet, request: TenantRequest { tenant, tier, units: plan.fleet_units() }, now })
     }
 
+    /// Returns what this node has seen of the tenants that share a domain's capacity; `None` if none do.
+    pub(crate) fn state(&self, domain: &str, now: Timestamp) -> Option<SharedFleet> {
+        let domains = self.domains.load();
+        let own = domains.get(domain)?;
+        let taken_back = own.taken_back.load(Ordering::Relaxed);
+        Some(SharedFleet { tiers: own.fairness.states(now), taken_back })
+    }
+
     /// Returns whether tenants share no fleet's capacity.
     pub(crate) fn is_empty(&self) -> bool {
         self.domains.load().is_empty()
@@ -132,22 +144,6 @@ impl<S> Limiter<S> {
         let reserve = own.holds_reserve().then_some(own.priority);
         Some(FleetPlace { fleet, reserve, units: plan.fleet_units() })
     }
-
-    /// Returns the state of all fleets whose capacity tenants share.
-    #[must_use]
-    pub fn fleet_states(&self) -> Vec<FleetState> {
-        let now = self.clock.now();
-        let domains = self.fleet_shares.domains.load();
-        let states = domains.iter().map(|(domain, own)| FleetState {
-            domain: domain.to_string(),
-            shares: own.tiers.clone(),
-            tiers: own.fairness.states(now),
-            taken_back: own.taken_back.load(Ordering::Relaxed),
-        });
-        let mut states: Vec<FleetState> = states.collect();
-        states.sort_by(|a, b| a.domain.cmp(&b.domain));
-        states
-    }
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -160,7 +156,7 @@ impl<S: CounterStore> Limiter<S> {
         has_grants: bool,
         details: &mut DecisionDetails,
     ) -> Tried {
-        self.choose_fleet_standing(plan, permit);
+        self.choose_fleet_standing(plan, permit, FleetRanking::ByDemand);
         // A capacity in shadow mode is charged apart from the rest.
         if self.pending.any_pending() || plan.is_fleet_shadow() || plan.refunded_claims().is_some() {
             return Tried::Declined;
@@ -184,7 +180,7 @@ impl<S: CounterStore> Limiter<S> {
     }
 
     /// Chooses the standing by which a request charges the fleet's capacity.
-    fn choose_fleet_standing(&self, plan: &mut Plan<'_>, permit: PermitId) {
+    pub(crate) fn choose_fleet_standing(&self, plan: &mut Plan<'_>, permit: PermitId, ranking: FleetRanking) {
         if !plan.shares_fleet() {
             // One that gives back a guarantee or a reserve: the store says which.
             if plan.refunded_claims().is_none() {
@@ -204,13 +200,31 @@ impl<S: CounterStore> Limiter<S> {
             (Some(capacity), nodes @ 1..) => node_part(capacity, nodes, permit, || fleet.places.read()),
             _ => NodePart::Unknown,
         };
-        let is_excess = is_pressed && fleet.fairness.is_excess(*now, *request, part);
+        let is_excess = match ranking {
+            FleetRanking::ByDemand => is_pressed && fleet.fairness.is_excess(*now, *request, part),
+            FleetRanking::AllFair => false,
+        };
         if let Some(own) = &mut plan.fleet {
             (own.is_contended, own.is_excess) = (is_pressed, is_excess);
+            if ranking == FleetRanking::AllFair {
+                own.rank_in_reserve(false);
+            }
         }
+        self.charge_fleet_first_as(plan, permit, &entry);
+    }
+
+    /// Charges the capacity by the standing that is tried first.
+    pub(crate) fn charge_fleet_first(&self, plan: &mut Plan<'_>, permit: PermitId) {
+        if let Some(entry) = self.fleet_shares.entry(plan, self.clock.now()) {
+            self.charge_fleet_first_as(plan, permit, &entry);
+        }
+    }
+
+    fn charge_fleet_first_as(&self, plan: &mut Plan<'_>, permit: PermitId, entry: &FleetEntry) {
         // Guarantees of requests in flight are held from the first on: those that began in calm times count as well.
         let (is_in_flight, _) = plan.fleet_counts();
-        let claim = if is_pressed || is_in_flight { self.open_claim(plan, permit, &entry) } else { None };
+        let is_contended = plan.fleet.as_ref().is_some_and(|own| own.is_contended);
+        let claim = if is_contended || is_in_flight { self.open_claim(plan, permit, entry) } else { None };
         let Some(standing) = claim.or_else(|| plan.fleet.as_ref().map(FleetMatch::base)) else { return };
         plan.charge_fleet_as(standing);
     }
@@ -307,6 +321,34 @@ impl<S: CounterStore> Limiter<S> {
             FleetStanding::Reserved if !is_used_up => None,
             _ => self.open_claim(plan, permit, &entry).or(base),
         }
+    }
+
+    /// Charges a request by one standing after the other until one admits it, on counters that need not be awaited. `charge` does so by the
+    /// present one; it is given the outcomes of the attempt before, which has charged nothing but independent charges.
+    pub(crate) fn try_fleet_standings(
+        &self,
+        plan: &mut Plan<'_>,
+        permit: PermitId,
+        mut charge: impl FnMut(&mut Plan<'_>, Option<&Outcomes>) -> Option<Outcomes>,
+    ) -> Option<Outcomes> {
+        let (mut outcomes, mut denial) = (charge(plan, None)?, None);
+        while let Some(standing) = self.next_fleet_standing(plan, permit, &outcomes) {
+            if let Some(own) = &mut plan.fleet {
+                own.set_tried(own.standing);
+                if !own.standing.is_claim() {
+                    denial = Some((own.standing, outcomes.clone()));
+                }
+            }
+            plan.charge_fleet_as(standing);
+            outcomes = charge(plan, Some(&outcomes))?;
+        }
+        // A guarantee that does not admit it denies nothing either: the capacity does, as it did before.
+        if let Some((standing, denied)) = denial.filter(|_| outcomes.admission == Admission::Denied) {
+            plan.charge_fleet_as(standing);
+            outcomes = denied;
+        }
+        plan.settle_fleet(&mut outcomes);
+        Some(outcomes)
     }
 
     /// Tries a request again that the fleet's capacity denied, as long as another standing may admit it. Charges at `failed` are left

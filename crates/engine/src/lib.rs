@@ -13,7 +13,7 @@
 //! | `permits`, `permit_guard` | permits of a request in flight; a guard that renews and releases them |
 //! | `delay_queue` | where `action: delay` parks requests, bounded in number |
 //! | `fleet_fairness` | tenants' shares of the fleet's capacity |
-//! | `fleet_shed` | requests that the fleet's capacity sheds: why, and how many |
+//! | `fleet_shed` | requests that the fleet's capacity sheds: why, and how many; the capacity's state |
 //! | `release_retry` | releases of permits that failed, tried again |
 //! | `in_flight`, `by_rule` | permits held, by rule; bounded counters by rule name |
 //! | `charge_ahead` | units charged now for requests that another process admits later |
@@ -83,7 +83,7 @@ mod upstream_meters;
 mod usage;
 mod workers;
 
-pub use adapt::{AdaptationState, AdaptedStep, AdaptedTier};
+pub use adapt::{AdaptationState, AdaptedStep, AdaptedTier, HeldLimits};
 pub use charge_ahead::{AheadKind, ChargeAhead, CounterAhead};
 pub use check::{Check, CheckInput};
 pub use consumption::{Consumption, Meter};
@@ -95,8 +95,7 @@ pub use decision_id::{DecisionId, InvalidDecisionId};
 pub use delay_queue::{DelayQueue, QueueFull};
 pub use emergency::{ActiveMeasures, Measure, MeasureAction, MeasureTarget, Network};
 pub use explain::{CheckExplanation, ExplainedLimit};
-pub use fleet_fairness::FleetState;
-pub use fleet_shed::FleetShedCount;
+pub use fleet_shed::{FleetPriorityState, FleetSharesState, FleetShedCount, FleetState};
 pub use grant::{Grant, Grants};
 pub use limiter::Limiter;
 pub use observer::{Enforced, Observer};

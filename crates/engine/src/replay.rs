@@ -4,9 +4,14 @@ use crate::check::Check;
 use crate::decision::{DecidedBy, Decision};
 use crate::decision_body::Contents;
 use crate::decision_id::DecisionId;
+use crate::fleet_fairness::FleetRanking;
 use crate::fold;
 use crate::limiter::{Limiter, plan_into};
-use tollgate_core::{Algorithm, Cost, CounterStore, KeyPart, Mode, Outcomes, PermitId};
+use smallvec::SmallVec;
+use std::ops::Range;
+use tollgate_core::{
+    Algorithm, Charge, Cost, CounterStore, Enforcement, KeyPart, Mode, Outcome, Outcomes, PermitId,
+};
 use tollgate_rules::{Charges, Plan};
 
 /// The counters that each node has for itself.
@@ -58,16 +63,13 @@ impl<S: CounterStore> Limiter<S> {
                     scale_cost(matched.cost, if shared { weight.shared } else { weight.per_caller });
             }
             if weight.node > 0 {
-                split_by_node(&mut plan, weight);
+                let limits = 0..plan.limits.len();
+                split_by_node(&mut plan, weight, limits);
             }
             if plan.malformed_cost.is_some() {
                 details.deny_uncharged(DecidedBy::MalformedCost);
             } else if !plan.limits.is_empty() {
-                let (mut charges, mut outcomes) = (Charges::new(), Outcomes::default());
-                plan.charges(permit, &mut charges);
-                if !self.store.try_charge(&charges, &mut outcomes) {
-                    return None;
-                }
+                let outcomes = self.charge_replayed(&mut plan, permit, weight)?;
                 fold::fold(&plan, &outcomes, details);
             }
         }
@@ -75,9 +77,60 @@ impl<S: CounterStore> Limiter<S> {
     }
 }
 
+impl<S: CounterStore> Limiter<S> {
+    /// Charges a plan whose costs are those of the requests that its sample represents. Tenants share the fleet's capacity by their
+    /// guarantees, and if the sample is one request by their fair shares; else how much each of them sends is not known.
+    fn charge_replayed(
+        &self,
+        plan: &mut Plan<'_>,
+        permit: PermitId,
+        weight: SampleWeight,
+    ) -> Option<Outcomes> {
+        if plan.is_fleet_shadow() {
+            plan.fleet = None;
+        }
+        let is_one = (weight.per_caller, weight.shared) == (1, 1);
+        let ranking = if is_one { FleetRanking::ByDemand } else { FleetRanking::AllFair };
+        self.choose_fleet_standing(plan, permit, ranking);
+        self.try_fleet_standings(plan, permit, |plan, before| {
+            weigh_claim(plan, weight);
+            let mut charges = Charges::new();
+            plan.charges(permit, &mut charges);
+            // Independent charges are made by the first attempt.
+            let is_open =
+                |at: &usize| before.is_none() || charges[*at].enforcement != Enforcement::Independent;
+            let open: SmallVec<[usize; 8]> = (0..charges.len()).filter(is_open).collect();
+            let list: SmallVec<[Charge<'_>; 8]> = open.iter().map(|at| charges[*at]).collect();
+            let mut charged = Outcomes::default();
+            if !self.store.try_charge(&list, &mut charged) {
+                return None;
+            }
+            let mut outcomes = Outcomes { per_charge: SmallVec::new(), ..charged };
+            outcomes.per_charge.extend(before.iter().flat_map(|before| before.per_charge.iter().copied()));
+            outcomes.per_charge.resize(charges.len(), Outcome::UNKNOWN);
+            for (at, outcome) in open.into_iter().zip(charged.per_charge) {
+                outcomes.per_charge[at] = outcome;
+            }
+            Some(outcomes)
+        })
+    }
+}
+
+/// Charges a guarantee, which is the last limit of the plan, for the requests that a sample represents, on the counter of its node.
+fn weigh_claim(plan: &mut Plan<'_>, weight: SampleWeight) {
+    let Some(own) = plan.fleet.filter(|_| plan.is_claim_charged()) else { return };
+    let claim = plan.limits.len() - 1;
+    if own.is_claim_per_caller(own.standing) {
+        plan.limits[claim].cost = Cost::new(weight.per_caller);
+    }
+    if weight.node > 0 {
+        split_by_node(plan, weight, claim..claim + 1);
+    }
+}
+
 /// Gives limits with per-node counters a separate counter for this node, by adding one part to the counter key.
-fn split_by_node(plan: &mut Plan<'_>, weight: SampleWeight) {
-    for matched in &mut plan.limits {
+fn split_by_node(plan: &mut Plan<'_>, weight: SampleWeight, limits: Range<usize>) {
+    for matched in &mut plan.limits[limits] {
         if weight.sharing == CounterSharing::Shared && matched.limit.mode != Mode::Local {
             continue;
         }

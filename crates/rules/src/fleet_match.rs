@@ -13,7 +13,7 @@ use crate::matcher::value_part;
 use crate::overload::{Fleet, FleetShares, Overload};
 use crate::plan::{LimitOrigin, MatchedLimit, Plan};
 use crate::rule::{Role, Rule, RuleLimit};
-use crate::sensitivity::may_be_secret;
+use crate::sensitivity::{identifies_caller, may_be_secret};
 use smallvec::SmallVec;
 use tollgate_core::{
     Admission, Algorithm, Enforcement, KeyPart, Limit, Outcome, Outcomes, Priority, Scope, TimeDelta, Verdict,
@@ -159,6 +159,14 @@ impl<'p> FleetMatch<'p> {
         let value = each.zip(self.tenant);
         let value = value.map(|((fairness, _), tenant)| value_part(may_be_secret(&fairness.by), tenant));
         Some((&claim.scope, value))
+    }
+
+    /// Returns whether the counter that a request of this standing is charged to besides the capacity's is one of its caller alone.
+    #[must_use]
+    pub fn is_claim_per_caller(&self, standing: FleetStanding) -> bool {
+        let by = self.overload.fairness.as_ref().map(|fairness| fairness.by.as_str());
+        let has_tenant = self.claim_key(standing).is_some_and(|(_, tenant)| tenant.is_some());
+        has_tenant && by.is_some_and(identifies_caller)
     }
 
     /// Returns what is reserved for the request's priority, for all nodes together.
@@ -323,6 +331,15 @@ impl<'p> Plan<'p> {
         own.standing = standing;
         self.fleet = Some(own);
         self.push_claim(standing);
+    }
+
+    /// Charges the capacity by the standing of a request that no other counter admits, and lets it be tried by all others: it is decided by
+    /// other counters than before.
+    pub fn share_fleet_anew(&mut self) {
+        let Some(own) = &mut self.fleet else { return };
+        own.tried = [false; 4];
+        let base = own.base();
+        self.charge_fleet_as(base);
     }
 
     fn fleet_rule_limits(&self, rule: u32) -> &'p [RuleLimit] {

@@ -69,6 +69,14 @@ export function summarize(entry: AuditEntry): AuditSummary {
     else summary.text = was === null ? `${to} published` : `revision ${was} → ${to}`;
     return summary;
   }
+  if (entry.action === 'overload.adapt') {
+    const percent = (fields: Fields) => `${String(fields.percent)}%`;
+    summary.changes.push({ field: 'limits', before: percent(before), after: percent(after) });
+    if (Array.isArray(after.steps)) summary.changes.push({ field: 'steps', before: 'none', after: after.steps.map((one: Fields) => percent(one)).join(', ') });
+    const { name, value, bound } = (after.signal ?? {}) as Fields;
+    if (typeof name === 'string') summary.reason = `${name} ${String(value)} above ${String(bound)}`;
+    return summary;
+  }
   const names = [...new Set([...Object.keys(before), ...Object.keys(after)])].filter((name) => !HIDDEN.has(name));
   for (const name of names) {
     const [old, now] = [show(name, before[name]), isRemoval ? 'none' : show(name, after[name])];

@@ -401,6 +401,9 @@ export interface OverloadUpstream {
 
 export interface OverloadFleet {
   domain: string;
+  capacity: string;
+  shadow: boolean;
+  priorities: { priority: string; capacity: number; shed: number; would_be_shed: number }[];
   contended: boolean;
   guaranteed: number;
   tiers: { tier: string; guaranteed_percent: number; guaranteed_to: 'each' | 'together'; tenants: number; demand_per_second: number; fair_per_second: number | null }[];
@@ -409,6 +412,6 @@ export interface OverloadFleet {
 export interface Overload {
   upstreams: OverloadUpstream[];
   fleets: OverloadFleet[];
-  adapted: { domain: string; signals: { signal: string; value: number; bound: number; source: 'pushed' | 'measured' | 'query' }[]; tiers: { tier: string; percent: number }[] }[];
+  adapted: { domain: string; signals: { signal: string; value: number; bound: number; source: 'pushed' | 'measured' | 'query' }[]; tiers: { tier: string; percent: number; shadow_percent: number | null }[]; held: 'shadow' | 'measure' | null }[];
   checks: { pending: number; wait_ms: number; target_ms: number; classes: { class: string; shed_part: number; shed: number }[] } | null;
 }

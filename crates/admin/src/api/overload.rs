@@ -10,8 +10,8 @@ use serde::Serialize;
 use std::sync::Arc;
 use tollgate_core::Priority;
 use tollgate_engine::{
-    AdaptationState, CheckLoadState, FleetState, Limiter, POSITIONS, ShedOrder, SignalState, TierState,
-    UpstreamState,
+    AdaptationState, CheckLoadState, FleetPriorityState, FleetState, HeldLimits, Limiter, POSITIONS,
+    ShedOrder, SignalState, TierState, UpstreamState,
 };
 use tollgate_rules::TierFairness;
 use utoipa::ToSchema;
@@ -23,7 +23,7 @@ use utoipa_axum::routes;
 pub struct OverloadReport {
     /// Upstreams whose requests in flight are limited.
     upstreams: Vec<UpstreamReport>,
-    /// Domains whose tenants share the fleet's capacity.
+    /// Domains whose requests share a capacity of the whole fleet.
     fleets: Vec<FleetReport>,
     /// Domains whose limits follow signals.
     adapted: Vec<AdaptedReport>,
@@ -95,17 +95,34 @@ struct TierReport {
     fair_per_second: Option<f64>,
 }
 
-/// The fleet's capacity of a domain that tenants share, as this node sees it.
+/// The fleet's capacity of a domain, as this node sees it.
 #[derive(Serialize, ToSchema)]
 struct FleetReport {
     domain: String,
-    /// Whether a request of this node found the capacity in use within the last second.
+    /// The capacity: `5000 in flight` or `20000/1s`.
+    capacity: String,
+    /// Whether nothing is shed, only counted.
+    shadow: bool,
+    /// The priorities, the one that has most of it first.
+    priorities: Vec<FleetPriorityReport>,
+    /// Whether tenants share it and a request of this node found it in use within the last second.
     contended: bool,
     /// Requests that a guarantee admitted while the capacity was in use, since the start.
     guaranteed: u64,
     /// Shares of tenants by tier, of what this node's requests get of the capacity; demand and fair shares are measured while
-    /// it is contended.
+    /// it is contended. Empty if tenants are not distinguished.
     tiers: Vec<FleetTierReport>,
+}
+
+/// What requests of a priority may use of the fleet's capacity, and what became of them on this node, since the start.
+#[derive(Serialize, ToSchema)]
+struct FleetPriorityReport {
+    priority: &'static str,
+    /// Requests in flight, or in the capacity's period, that they may use: all but what is reserved for higher priorities.
+    capacity: u64,
+    shed: u64,
+    /// Requests that would have been shed but for shadow mode.
+    would_be_shed: u64,
 }
 
 /// Shares of the tenants of a tier in the fleet's capacity.
@@ -132,6 +149,9 @@ struct AdaptedReport {
     signals: Vec<SignalReport>,
     /// Tiers in the order in which their limits are tightened.
     tiers: Vec<AdaptedTierReport>,
+    /// Why limits stay as in the rules: `shadow` mode, or an emergency `measure`; null if they do not.
+    #[schema(required = true)]
+    held: Option<&'static str>,
 }
 
 /// A signal, and its bound.
@@ -151,6 +171,9 @@ struct AdaptedTierReport {
     tier: String,
     /// Percent of its limits that apply.
     percent: f64,
+    /// Percent of its limits that would apply if they were not held; null if they do apply.
+    #[schema(required = true)]
+    shadow_percent: Option<f64>,
 }
 
 /// Checks that wait for the store.
@@ -223,18 +246,28 @@ fn guaranteed_to(share: Option<&TierFairness>) -> &'static str {
 
 impl From<FleetState> for FleetReport {
     fn from(state: FleetState) -> Self {
-        let tiers = with_states(&state.shares, &state.tiers).map(|(share, own)| FleetTierReport {
+        let tier = |(share, own): (Option<&TierFairness>, TierState)| FleetTierReport {
             tier: tier_name(share),
             guaranteed_percent: share.map_or(0.0, |share| share.guarantee as f64 / 10.0),
             guaranteed_to: guaranteed_to(share),
             tenants: own.tenants,
             demand_per_second: own.demand,
             fair_per_second: own.fair,
-        });
+        };
+        let priority = |priority: Priority| {
+            let FleetPriorityState { capacity, shed, would_be_shed } = state.priorities[priority.index()];
+            FleetPriorityReport { priority: priority.name(), capacity, shed, would_be_shed }
+        };
+        let shares = state.shares.as_ref();
         Self {
-            contended: !state.tiers.is_empty(),
-            guaranteed: state.taken_back,
-            tiers: tiers.collect(),
+            shadow: state.is_shadow,
+            priorities: Priority::ALL.map(priority).into(),
+            contended: shares.is_some_and(|shared| !shared.tiers.is_empty()),
+            guaranteed: shares.map_or(0, |shared| shared.taken_back),
+            tiers: shares.map_or_else(Vec::new, |shared| {
+                with_states(&shared.shares, &shared.tiers).map(tier).collect()
+            }),
+            capacity: state.capacity,
             domain: state.domain,
         }
     }
@@ -290,11 +323,13 @@ impl From<AdaptationState> for AdaptedReport {
         let signal =
             |SignalState { name, value, bound, source }| SignalReport { signal: name, value, bound, source };
         let signals = state.signals.into_iter().map(signal);
-        let tiers = state
-            .tiers
-            .into_iter()
-            .map(|tier| AdaptedTierReport { percent: tier.percent(), tier: tier.tier });
-        Self { domain: state.domain, signals: signals.collect(), tiers: tiers.collect() }
+        let held = state.tiers.first().and_then(|tier| tier.held).map(HeldLimits::name);
+        let tiers = state.tiers.into_iter().map(|tier| AdaptedTierReport {
+            percent: tier.percent(),
+            shadow_percent: tier.shadow_percent(),
+            tier: tier.tier,
+        });
+        Self { domain: state.domain, signals: signals.collect(), tiers: tiers.collect(), held }
     }
 }
 
@@ -313,7 +348,7 @@ async fn get(State(admin): State<Arc<AdminState>>, _: Viewer) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tollgate_engine::{GateState, TierState};
+    use tollgate_engine::{FleetSharesState, GateState, TierState};
 
     fn normal(threshold: u16, tiers: Vec<TierState>) -> (f64, Option<f64>, Option<f64>) {
         let gate = GateState { threshold, tiers, ..GateState::default() };
@@ -336,17 +371,22 @@ mod tests {
         assert_eq!(shared(each), (0.0, Some(0.0), Some(0.0)));
     }
 
+    fn fleet(shares: Option<FleetSharesState>) -> FleetReport {
+        let own = |capacity, shed| FleetPriorityState { capacity, shed, would_be_shed: 0 };
+        FleetReport::from(FleetState {
+            domain: "d".to_owned(),
+            capacity: "100 in flight".to_owned(),
+            is_shadow: false,
+            priorities: [own(100, 0), own(80, 0), own(80, 3), own(80, 9)],
+            shares,
+        })
+    }
+
     #[test]
     fn the_shares_of_the_fleet_are_those_of_the_rules_also_while_nothing_is_contended() {
         let share = TierFairness { tier: "gold".to_owned(), guarantee: 50, is_each: true, weight: 1_000 };
-        let report = |tiers| {
-            FleetReport::from(FleetState {
-                domain: "d".to_owned(),
-                shares: vec![share.clone()],
-                tiers,
-                taken_back: 7,
-            })
-        };
+        let report =
+            |tiers| fleet(Some(FleetSharesState { shares: vec![share.clone()], tiers, taken_back: 7 }));
         let calm = report(Vec::new());
         let names: Vec<_> = calm.tiers.iter().map(|tier| (tier.tier.as_str(), tier.guaranteed_to)).collect();
         assert_eq!(
@@ -360,5 +400,18 @@ mod tests {
             (contended.contended, contended.tiers[0].tenants, contended.tiers[0].fair_per_second),
             (true, 3, Some(10.0))
         );
+    }
+
+    /// A capacity sheds by priority, whether tenants share it or not.
+    #[test]
+    fn a_fleet_without_tenants_has_its_priorities() {
+        let report = fleet(None);
+        let rows: Vec<_> =
+            report.priorities.iter().map(|row| (row.priority, row.capacity, row.shed)).collect();
+        assert_eq!(
+            rows,
+            [("critical", 100, 0), ("important", 80, 0), ("normal", 80, 3), ("sheddable", 80, 9)]
+        );
+        assert!(!report.contended && report.tiers.is_empty());
     }
 }

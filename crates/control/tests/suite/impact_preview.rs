@@ -133,6 +133,38 @@ fn local_rules_are_counted_per_node() {
     }
 }
 
+/// Who publishes a capacity for the fleet must see whom it will shed: not those that it gives a guarantee.
+#[test]
+fn tenants_within_their_guarantees_of_the_fleet_are_not_denied() {
+    let load = |more: &str| {
+        let text = format!(
+            "{{domain: d, tier_key: api_key, descriptors: [{{key: api_key, limit: 1000/hour}}]{more}}}"
+        );
+        Arc::new(Ruleset::load(&[Source::new("t", text)], &Options::default()).expect("rules"))
+    };
+    let plain = load("");
+    let capacity = load(", overload: {fleet: {capacity: 10/day}}");
+    let fair =
+        load(", overload: {fleet: {capacity: 10/day}, fairness: {by: api_key, guarantees: {bob: 50% each}}}");
+    let traffic = [vec![(1, "ann", "/b", 1); 18], vec![(1, "bob", "/b", 1); 7]].concat();
+    let (_, sample) = play(&plain, &traffic);
+    let mut sample = sample.requests();
+    for node in [0, 1] {
+        // On a node of its own too, where each counts for itself.
+        sample.iter_mut().for_each(|one| one.node = node);
+        for counters in [CounterSharing::Shared, CounterSharing::PerNode] {
+            let denied = |rules| replay(&sample, &plain, rules, None, counters).newly_denied_share;
+            assert_eq!(denied(&capacity), 15.0 / 25.0, "node {node}, {counters:?}");
+            assert_eq!(denied(&fair), 10.0 / 25.0, "eight of the one, two of the other beyond its five");
+        }
+    }
+    // The last three stand for two callers each: the capacity, of which guarantees take back half, counts both, a guarantee one.
+    sample.truncate(23);
+    sample[20..].iter_mut().for_each(|one| one.callers = 2);
+    let report = replay(&sample, &plain, &fair, None, CounterSharing::Shared);
+    assert_eq!((report.weight, report.newly_denied_share), (26, 12.0 / 26.0));
+}
+
 /// Signals of the past are not known, but the most that they can do is.
 #[test]
 fn limits_that_follow_signals_are_replayed_whole_and_at_their_least() {

@@ -1,13 +1,13 @@
 //! Several nodes that share a database.
 
 use crate::{Place, draft, open, operator, rules, until};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tollgate_control::{
-    AdaptationRecord, AuditVerification, ControlError, ControlPlane, Precondition, SyncConfig,
+    AdaptationRecord, AdaptationStep, AuditVerification, ControlError, ControlPlane, Precondition, SyncConfig,
 };
-use tollgate_core::TimeDelta;
+use tollgate_core::{TimeDelta, Timestamp};
 
 pub(crate) async fn concurrent_starts_migrate_once(address: String) {
     let starting: Vec<_> = (0..6)
@@ -184,20 +184,28 @@ pub(crate) async fn a_step_of_adapted_limits_is_audited_without_a_revision(addre
     let (one, _) = open(&address).await;
     put(&one, "key").await;
     let before = one.revision();
-    let step = AdaptationRecord {
-        domain: "api".to_owned(),
-        tier: "free".to_owned(),
-        from: 100.0,
-        to: 80.0,
-        signal: Some(("queue_depth".to_owned(), 140.0, 100.0)),
-    };
-    for _ in 0..2 {
-        one.audit_adaptation(&step, &operator()).await.expect("a database");
+    let step = |at, percent, signal| AdaptationStep { at: Timestamp::from_secs(at), percent, signal };
+    let first = step(5, 80.0, Some(("queue_depth".to_owned(), 140.0, 100.0)));
+    let record =
+        |from, steps| AdaptationRecord { domain: "api".to_owned(), tier: "free".to_owned(), from, steps };
+    let several = record(80.0, vec![step(10, 64.0, first.signal.clone()), step(20, 80.0, None)]);
+    for record in [record(100.0, vec![first]), several] {
+        one.audit_adaptation(&record, &operator()).await.expect("a database");
     }
     assert!(!one.catch_up().await.expect("a database"), "nothing to read");
     assert_eq!(one.revision(), before);
     let entries = one.audit(None, 100).await.expect("an answer");
-    assert_eq!(entries.iter().filter(|entry| entry.action == "overload.adapt").count(), 2);
+    let steps: Vec<_> = entries.iter().rev().filter(|entry| entry.action == "overload.adapt").collect();
+    let after: Vec<Value> =
+        steps.iter().map(|entry| serde_json::from_str(&entry.after).expect("JSON")).collect();
+    let signal = json!({"name": "queue_depth", "value": 140.0, "bound": 100.0});
+    assert_eq!(after[0], json!({"percent": 80.0, "signal": signal}));
+    let all = json!([
+        {"at": "1970-01-01T00:00:10Z", "percent": 64.0, "signal": signal},
+        {"at": "1970-01-01T00:00:20Z", "percent": 80.0},
+    ]);
+    assert_eq!(after[1..], [json!({"percent": 80.0, "steps": all})]);
+    assert_eq!(steps[1].before, r#"{"percent":80.0}"#);
     put(&one, "other").await;
     assert_eq!(one.revision(), before + 1);
     assert!(matches!(one.verify_audit().await, Ok(AuditVerification::Intact { entries: 4, .. })));

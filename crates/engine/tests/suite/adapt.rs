@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{
-    ActiveMeasures, Check, Ended, Limiter, Measure, MeasureAction, MeasureTarget, SampleWeight, SharedSignal,
-    SignalError,
+    ActiveMeasures, Check, Ended, HeldLimits, Limiter, Measure, MeasureAction, MeasureTarget, SampleWeight,
+    SharedSignal, SignalError,
 };
 use tollgate_rules::{ADAPT_RULE, Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -68,6 +68,14 @@ fn an_operator_can_restore_limits() {
         expires_at: clock.now() + TimeDelta::from_secs(60),
     }]);
     assert_eq!(passing(&limiter, "b", "free"), 10);
+    // Reports say what applies, and what will again when the measure ends.
+    let shown = || {
+        let free = limiter.adapted_tiers().remove(0);
+        (free.percent(), free.held, free.shadow_percent())
+    };
+    assert_eq!(shown(), (100.0, Some(HeldLimits::Measure), Some(80.0)));
+    measures.replace([]);
+    assert_eq!(shown(), (80.0, None, None));
 }
 
 #[test]
@@ -351,7 +359,7 @@ fn in_shadow_mode_signals_are_accepted_and_limits_stay() {
     limiter.on_adapted(|step| panic!("no limit has changed: {step:?}"));
     limiter.record_signals("d", [("queue_depth", 150.0)]).expect("a signal of the rules");
     let free = &limiter.adapted_tiers()[0];
-    assert_eq!((free.thousandths, free.is_shadow), (800, true));
+    assert_eq!((free.thousandths, free.held), (800, Some(HeldLimits::Shadow)));
     assert_eq!(passing(&limiter, "a", "free"), 10);
     // Without reports, requests make the steps.
     for n in 0..10 {
@@ -373,6 +381,8 @@ overload:
   fleet: {capacity: 2 in flight, reserve: {critical: 50%}}
 ",
     );
+    // A counter that appears with its first events hides them from rates: it is there before.
+    assert!(limiter.fleet_sheds().iter().all(|shed| shed.count == 0) && limiter.fleet_sheds().len() == 4);
     let decide = |path: &str| {
         let attributes = [("path", path)];
         // What is held is not released: the requests stay in flight.
@@ -390,4 +400,9 @@ overload:
     assert_eq!(reason, "shed at priority critical: the fleet's capacity of 2 in flight is in use");
     let counts: Vec<u64> = limiter.fleet_sheds().into_iter().map(|shed| shed.count).collect();
     assert_eq!(counts, [1, 0, 1, 0], "critical, important, normal, sheddable");
+    let state = limiter.fleet_states().remove(0);
+    let priorities = state.priorities.map(|own| (own.capacity, own.shed, own.would_be_shed));
+    assert_eq!((state.capacity.as_str(), state.is_shadow), ("2 in flight", false));
+    assert_eq!(priorities, [(2, 1, 0), (1, 0, 0), (1, 1, 0), (1, 0, 0)]);
+    assert!(state.shares.is_none());
 }

@@ -152,8 +152,9 @@ fn a_denial_says_why_and_a_limit_of_the_caller_is_named_first() {
     assert_eq!(first.limits.len(), 2, "its own limit and the capacity");
     assert_eq!(rig.take(&guaranteed).denied_by_name(), Some("own"));
     let state = &rig.limiter.fleet_states()[0];
-    assert_eq!((state.domain.as_str(), state.taken_back), ("d", 0), "others have left room for it");
-    assert_eq!(state.tiers.len(), 4);
+    let shares = state.shares.as_ref().expect("tenants share it");
+    assert_eq!((state.domain.as_str(), shares.taken_back), ("d", 0), "others have left room for it");
+    assert_eq!(shares.tiers.len(), 4);
 }
 
 /// A tenant's guarantee is the fleet's: it has the whole of it on a node that others do not use.
@@ -240,7 +241,8 @@ fn requests_in_flight_hold_their_guarantee() {
     assert_eq!(lent.len(), 80, "all but what is reserved for critical requests");
     let own: Vec<HeldPermits> = std::iter::from_fn(|| admit(&rig, &big)).collect();
     assert_eq!(own.len(), 10, "its guarantee, beyond what others have borrowed");
-    assert_eq!(rig.limiter.fleet_states()[0].taken_back, 10);
+    let shares = rig.limiter.fleet_states().remove(0).shares.expect("tenants share it");
+    assert_eq!(shares.taken_back, 10);
     let pay = [("tenant", "greedy"), ("path", "/pay")];
     assert!(
         admit(&rig, &pay).is_some_and(|held| {

@@ -9,7 +9,7 @@ use tollgate_core::{
     LateResponder, Limit, ManualClock, Outcomes, OwnedKeyPart, Permit, PermitId, Scope, StoreError,
     TimeDelta, Timestamp,
 };
-use tollgate_engine::{Check, Decision, HeldPermits, Limiter};
+use tollgate_engine::{Check, Decision, HeldPermits, Limiter, Origin};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 /// One charge of a request that has not been answered.
@@ -300,4 +300,80 @@ fn requests_in_flight_count_without_the_store() {
         drop(held);
         assert_eq!(admit(14).len(), 5, "{text}");
     }
+}
+
+/// A tenant within its guarantee must not pay for an outage of the store with the requests of another one: each node has its part of the
+/// guarantee, as of the capacity.
+#[test]
+fn without_the_store_each_node_keeps_its_part_of_a_guarantee() {
+    let rate = "
+domain: d
+overload:
+  priorities: [{when: {path: /pay}, priority: critical}]
+  fleet: {capacity: 100/second, reserve: {critical: 20%}}
+  fairness: {by: tenant, guarantees: {enterprise: 10% each}}
+";
+    for nodes in [1, 2] {
+        let fleet = fleet(rate);
+        fleet.limiter.set_live_nodes(nodes);
+        fleet.limiter.store().is_down.store(true, Ordering::Relaxed);
+        let (mut greedy, mut own, mut pay, mut sent) = (0, 0, 0, 0);
+        let count = |attributes: &[(&str, &str)]| {
+            let (decision, _) = fleet.admit(attributes);
+            assert_eq!(decision.origin, Origin::Local);
+            u64::from(decision.is_allowed())
+        };
+        for step in 0..1_000 {
+            // Three times the capacity, in 10 ms each, and an eighth less than the guarantee.
+            greedy += (0..3).map(|_| count(&[("tenant", "greedy")])).sum::<u64>();
+            if step % (12 * nodes) == 0 {
+                sent += 1;
+                own += count(&ACME);
+                pay += count(&[("tenant", "other"), ("path", "/pay")]);
+            }
+            fleet.clock.advance(TimeDelta::from_millis(10));
+        }
+        assert_eq!((own, pay), (sent, sent), "{nodes} nodes, {greedy} of the greedy one");
+        let rate = 1_000 / u64::from(nodes);
+        let all = greedy + own + pay;
+        assert!((rate * 4 / 5..=rate + rate / 5).contains(&all), "{nodes} nodes: {all}");
+        // The store learns of it: neither the capacity nor the guarantee begins anew.
+        fleet.limiter.store().is_down.store(false, Ordering::Relaxed);
+        let after = fleet.passed(&[("tenant", "greedy")], 100);
+        assert!(after <= 100 - 80 / nodes as usize + 20, "{nodes} nodes: {after}");
+    }
+}
+
+/// In flight a guarantee is held, and given back with the request, without the store too.
+#[test]
+fn without_the_store_requests_in_flight_hold_their_guarantee() {
+    let fleet = fleet(IN_FLIGHT);
+    fleet.limiter.store().is_down.store(true, Ordering::Relaxed);
+    let greedy = fleet.fill(&[("tenant", "greedy")]);
+    assert_eq!(greedy.len(), 10);
+    let own = fleet.fill(&ACME);
+    assert_eq!(own.len(), 5, "beyond what others have borrowed");
+    fleet.release(&own[..2]);
+    let again = fleet.fill(&ACME);
+    assert_eq!(again.len(), 2, "what was given back");
+    assert!(fleet.admit(&[("tenant", "other")]).1.is_none(), "what was lent is not lent again");
+    fleet.release(&greedy);
+    fleet.release(&own);
+    fleet.release(&again);
+    fleet.limiter.store().is_down.store(false, Ordering::Relaxed);
+    pollster::block_on(fleet.limiter.reconcile());
+    assert_eq!(fleet.fill(&[("tenant", "greedy")]).len(), 10);
+    assert_eq!(fleet.fill(&ACME).len(), 5);
+}
+
+/// What a rule of the request denies on this node takes nothing of a guarantee.
+#[test]
+fn a_denial_without_the_store_takes_no_guarantee() {
+    let text = IN_FLIGHT.replace("10 in flight", "10/minute").replace("limit: 1000/second", "limit: 2/day");
+    let fleet = fleet(&text);
+    fleet.limiter.store().is_down.store(true, Ordering::Relaxed);
+    assert_eq!(fleet.passed(&[("tenant", "greedy")], 30), 10);
+    let with_path = [("tenant", "acme"), ("tier", "enterprise"), ("path", "/a")];
+    assert_eq!(fleet.passed(&with_path, 20), 2, "its own limit");
+    assert_eq!(fleet.passed(&ACME, 8), 3, "what is left of the guarantee");
 }

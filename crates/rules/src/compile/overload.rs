@@ -1,7 +1,7 @@
 //! Compiles the `overload` section: the fleet's capacity becomes a rule.
 
 use super::Compiler;
-use crate::decode::overload::{Capacity, FleetDraft, OverloadDraft};
+use crate::decode::overload::{Capacity, FleetDraft, MAX_IN_FLIGHT, OverloadDraft};
 use crate::metadata::Metadata;
 use crate::overload::{Adapt, FLEET_RULE, Fairness, Fleet, FleetShares, Overload, WORKERS_RULE};
 use crate::reader::Spanned;
@@ -9,8 +9,9 @@ use crate::rule::{Action, Class, CostFrom, FailPolicy, LimitSet, OnError, Role, 
 use crate::ruleset::PermitRelease;
 use crate::scope::{Kind, ScopePath};
 use crate::tree::{Element, ValueTest};
+use crate::unit::Unit;
 use crate::yaml::Position;
-use tollgate_core::{Algorithm, Limit, LimitSpec, Mode, Priority, Rate};
+use tollgate_core::{Algorithm, Limit, LimitSpec, Mode, Period, Priority, Rate};
 
 /// Part of the capacity, as a divisor, that requests beyond their tenant's fair share leave to those within it. Of a rate it is some requests
 /// at least, up to half its burst: requests within their shares come at random, and nothing of the rate itself is lost.
@@ -19,28 +20,27 @@ const LEAST_HEADROOM: u64 = 16;
 /// Part of the capacity, as a divisor, by which requests within a guarantee may exceed it: others have borrowed what they take
 /// back.
 const TAKE_BACK: u64 = 2;
-/// Most requests in flight that a limit counts.
-const MAX_IN_FLIGHT: u64 = 100_000;
 
 impl Compiler<'_, '_> {
     pub(super) fn overload(&mut self, draft: Spanned<OverloadDraft>, scope: &ScopePath) -> Overload {
         self.reject_under_envoy(draft.at, "`overload`");
-        let OverloadDraft { mut section, fleet } = draft.value;
+        let OverloadDraft { mut section, fleet, workers_at, adapt_at } = draft.value;
         if let Some(workers) = &mut section.workers {
+            let at = workers_at.unwrap_or(draft.at);
             if self.options.permits == PermitRelease::Expire {
                 self.reader.warning(
-                    draft.at,
+                    at,
                     "`workers` has no effect: no protocol that is served forwards requests",
                     "serve through the gateway or the Rust layer, or use `fleet`",
                 );
             }
-            workers.rule = self.shedding_rule(WORKERS_RULE, Vec::new(), Mode::Adaptive, draft.at);
+            workers.rule = self.shedding_rule(WORKERS_RULE, Vec::new(), Mode::Adaptive, at);
         }
         if self.options.permits == PermitRelease::Expire
             && section.adapt.as_ref().is_some_and(Adapt::is_measured)
         {
             self.reader.warning(
-                draft.at,
+                adapt_at.unwrap_or(draft.at),
                 "signals with `measure` have no effect: no protocol that is served forwards requests",
                 "serve through the gateway or the Rust layer, push the signals, or ask a Prometheus (`query`)",
             );
@@ -67,6 +67,11 @@ impl Compiler<'_, '_> {
                 "write the capacity as a rate, as in `20000/second`, or serve through the gateway",
             );
         }
+        // Of a limit in flight the period is only how long a request counts whose end is not reported.
+        let unit = match (&whole.period, algorithm) {
+            (_, Algorithm::Concurrency) | (Period::Calendar(_), _) => None,
+            (Period::Rolling(length), _) => Unit::from_length(*length),
+        };
         let role = if section.shadow { Role::Shadow } else { Role::Live };
         let scope = scope.in_store(self.store.as_deref());
         let (mut limits, mut charged, mut left) = (Vec::new(), [1; 4], 1000);
@@ -104,7 +109,7 @@ impl Compiler<'_, '_> {
             };
             let element = Element { key: FLEET_RULE.into(), test: ValueTest::Exact(name.into()) };
             let scope = scope.child(&element).limit(Kind::Role(role), &limit, None, None);
-            limits.push(RuleLimit::new(limit, scope, None, role, None));
+            limits.push(RuleLimit::new(limit, scope, unit, role, None));
         }
         let fairness = section.fairness.as_ref();
         let shares = fairness.map(|fairness| self.fleet_shares(fairness, reserve, &limits, &scope, fleet.at));

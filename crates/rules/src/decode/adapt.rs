@@ -9,6 +9,8 @@ use tollgate_core::TimeDelta;
 
 /// Most signals, and most tiers.
 const MOST: usize = 256;
+/// Shortest time between two steps.
+const MIN_STEP: TimeDelta = TimeDelta::from_secs(1);
 /// Most signals that are queried: a process asks for one after the other.
 const MAX_QUERIES: usize = 32;
 /// Most bytes of a query.
@@ -55,22 +57,48 @@ pub(super) fn read(
                     adapt.order.push(tier.value);
                 }
             }
-            "least" => adapt.least = percent(reader, node, "least")?,
-            "step" => adapt.step = reader.duration(node, "step")?.value,
+            "least" => {
+                let least = percent(reader, node, "least")?;
+                if least == 0 {
+                    reader.error_help(
+                        node.at,
+                        "`least: 0%` would leave callers nothing",
+                        "write 0.1% to 100%, as in `least: 20%`",
+                    );
+                    has_error = true;
+                }
+                adapt.least = least;
+            }
+            "step" => {
+                let step = reader.duration(node, "step")?;
+                if step.value < MIN_STEP {
+                    reader.error_help(
+                        step.at,
+                        format!("`step: {}` is shorter than a second", step.value),
+                        "write a second or more, as in `step: 5s`",
+                    );
+                    has_error = true;
+                }
+                adapt.step = step.value;
+            }
             _ => reader.unknown_key(key, "`adapt`", &["signals", "order", "least", "step"]),
         }
     }
     if has_error {
         return None;
     }
-    let is_sound = !adapt.signals.is_empty() && !adapt.order.is_empty();
-    let is_bounded = adapt.signals.len() <= MOST && adapt.order.len() <= MOST && adapt.least > 0;
-    if !is_sound || !is_bounded || adapt.step < TimeDelta::from_secs(1) {
-        reader.error_help(
-            node.at,
-            "`adapt` needs `signals`, an `order` of tiers, `least` above 0% and a `step` of a second or more",
-            format!("write `adapt: {EXAMPLE}`"),
-        );
+    let missing = match (adapt.signals.is_empty(), adapt.order.is_empty()) {
+        (false, false) => None,
+        (true, _) => Some("no `signals`"),
+        (false, true) => Some("no `order` of tiers"),
+    };
+    if let Some(missing) = missing {
+        let message = format!("`adapt` has {missing}");
+        reader.error_help(node.at, message, format!("write `adapt: {EXAMPLE}`"));
+        return None;
+    }
+    if adapt.signals.len() > MOST || adapt.order.len() > MOST {
+        reader.error(node.at, format!("`adapt` has at most {MOST} signals, and at most {MOST} tiers"));
         return None;
     }
     let queries = adapt.signals.iter().filter(|signal| matches!(signal.source, SignalSource::Query(_)));

@@ -4,7 +4,7 @@ use super::adapt;
 use crate::overload::{AttributeValue, Condition, Fairness, Overload, PriorityRule, TierFairness, Workers};
 use crate::period;
 use crate::reader::{Reader, Spanned, scalar};
-use crate::yaml::{YamlNode, YamlValue, shorten};
+use crate::yaml::{Position, YamlNode, YamlValue, shorten};
 use tollgate_core::{Period, Priority, Rate, TimeDelta};
 
 const KEYS: [&str; 6] = ["priorities", "fleet", "workers", "fairness", "adapt", "shadow"];
@@ -13,6 +13,8 @@ const EXAMPLE: &str = "{workers: {limit: adaptive}}";
 const MOST: usize = 256;
 /// Most values of one attribute.
 const MAX_VALUES: usize = 64;
+/// Most requests in flight that a limit counts.
+pub(crate) const MAX_IN_FLIGHT: u64 = 100_000;
 
 /// The section as written.
 #[derive(Debug, Default)]
@@ -20,6 +22,9 @@ pub(crate) struct OverloadDraft {
     /// All but the fleet, which becomes a rule.
     pub(crate) section: Overload,
     pub(crate) fleet: Option<Spanned<FleetDraft>>,
+    /// Where `workers` and `adapt` are written.
+    pub(crate) workers_at: Option<Position>,
+    pub(crate) adapt_at: Option<Position>,
 }
 
 /// `fleet` as written.
@@ -49,9 +54,12 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spann
         match scalar(key) {
             "priorities" => section.priorities = priorities(reader, node),
             "fleet" => draft.fleet = fleet(reader, node),
-            "workers" => section.workers = workers(reader, node),
+            "workers" => (section.workers, draft.workers_at) = (workers(reader, node), Some(node.at)),
             "fairness" => section.fairness = fairness(reader, node),
-            "adapt" => section.adapt = adapt::read(reader, node, &mut needs_workers),
+            "adapt" => {
+                section.adapt = adapt::read(reader, node, &mut needs_workers);
+                draft.adapt_at = Some(node.at);
+            }
             "shadow" => section.shadow = reader.boolean(node, "shadow").is_some_and(|on| on.value),
             _ => reader.unknown_key(key, "`overload`", &KEYS),
         }
@@ -85,7 +93,7 @@ fn warn_about_empty_keys(reader: &mut Reader<'_>, node: &YamlNode<'_>) {
 
 /// Warns about what is accepted but has no effect.
 fn warn_about_idle_settings(reader: &mut Reader<'_>, node: &YamlNode<'_>, draft: &OverloadDraft) {
-    let OverloadDraft { section, fleet } = draft;
+    let OverloadDraft { section, fleet, .. } = draft;
     let has_order = fleet.is_some() || section.workers.is_some();
     if !has_order && (section.adapt.is_none() || !section.priorities.is_empty()) {
         reader.warning(
@@ -266,6 +274,8 @@ fn capacity(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Capacity> {
     let Spanned { at, value } = reader.text(node, "capacity", "5000 in flight")?;
     let in_range =
         |count: i128| u64::try_from(count).ok().filter(|count| (1..=Rate::MAX_COUNT).contains(count));
+    let is_too_large =
+        |capacity: &Capacity| matches!(capacity, Capacity::InFlight(count, _) if *count > MAX_IN_FLIGHT);
     let read = match value.trim().strip_suffix("in flight") {
         Some(count) => period::parse_multiple(count.trim())
             .ok()
@@ -277,6 +287,17 @@ fn capacity(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Capacity> {
             Some(Capacity::Rate(count, Period::Rolling(span)))
         }),
     };
+    if read.as_ref().is_some_and(is_too_large) {
+        reader.error_help(
+            at,
+            format!(
+                "`capacity: {}`: at most {MAX_IN_FLIGHT} requests in flight are counted",
+                shorten(&value)
+            ),
+            "write fewer, or a rate, as in `20000/second`",
+        );
+        return None;
+    }
     if read.is_none() {
         reader.error_help(
             at,
@@ -288,17 +309,24 @@ fn capacity(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Capacity> {
 }
 
 fn workers(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Workers> {
-    /// Most requests in flight.
-    const MOST: u64 = 100_000;
     let mut workers = Workers { rule: 0, limit: None, floor: 16, target: 2.0 };
     let mut floor_at = None;
     for (key, node) in reader.mapping(node, "workers", "{limit: adaptive, floor: 16, target: 2x}")? {
         let count = |reader: &mut Reader<'_>, name| {
-            let count = reader.number(node, name, (1, MOST.cast_signed()), "16")?.value;
+            let count = reader.number(node, name, (1, MAX_IN_FLIGHT.cast_signed()), "16")?.value;
             u32::try_from(count).ok()
         };
         match scalar(key) {
             "limit" if scalar(node) == "adaptive" => workers.limit = None,
+            "limit" if period::parse_multiple(scalar(node)).is_err() => {
+                let written = shorten(scalar(node));
+                reader.error_help(
+                    node.at,
+                    format!("`limit: {written}` is neither `adaptive` nor a number of requests in flight"),
+                    format!("write `limit: adaptive`, or 1 to {MAX_IN_FLIGHT}"),
+                );
+                return None;
+            }
             "limit" => workers.limit = Some(count(reader, "limit")?),
             "floor" => (workers.floor, floor_at) = (count(reader, "floor")?, Some(node.at)),
             "target" => workers.target = factor(reader, node)?,

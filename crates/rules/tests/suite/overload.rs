@@ -119,12 +119,18 @@ fn errors_say_where_and_what_to_write() {
             "{domain: d, overload: {workers: {}, fairness: {by: t, guarantees: {free: 0.05% each}}}}",
             "steps of 0.1%",
         ),
+        ("{domain: d, overload: {fleet: {capacity: 200000 in flight}}}", "at most 100000 requests in flight"),
+        ("{domain: d, overload: {workers: {limit: auto}}}", "write `limit: adaptive`"),
+        ("{domain: d, overload: {workers: {limit: 0}}}", "from 1 to 100000"),
         ("{domain: d, overload: {workers: {target: 2}}}", "target: 2x"),
         ("{domain: d, overload: {workers: {floor: 0}}}", "from 1 to"),
         ("{domain: d, overload: {fairness: {by: tenant}}}", "add `workers"),
         ("{domain: d, overload: {workers: {}, fairness: {by: t, guarantees: {free: 10%}}}}", "together"),
         ("{domain: d, overload: {adapt: {signals: {q: 0}, order: [free]}}}", "positive number"),
-        ("{domain: d, overload: {adapt: {order: [free]}}}", "`signals`"),
+        ("{domain: d, overload: {adapt: {order: [free]}}}", "no `signals`"),
+        ("{domain: d, overload: {adapt: {signals: {q: 1}}}}", "no `order`"),
+        ("{domain: d, overload: {adapt: {signals: {q: 1}, order: [free], least: 0%}}}", "write 0.1% to 100%"),
+        ("{domain: d, overload: {adapt: {signals: {q: 1}, order: [free], step: 500ms}}}", "`step: 500ms`"),
         (
             "{domain: d, overload: {adapt: {signals: {q: {measure: upstream_p99_ms}}, order: [free]}}}",
             "`above`",
@@ -191,6 +197,21 @@ overload:
     let changes: Vec<String> =
         rules.diff(&load(&text.replace(one, other))).into_iter().map(|change| change.rule).collect();
     assert_eq!(changes, ["d: overload/adapt"]);
+}
+
+/// In a section of a screen's length, a mark at its top says nothing.
+#[test]
+fn mistakes_and_warnings_are_marked_at_their_part() {
+    let text = "domain: d\noverload:\n  workers: {limit: 8}\n  adapt:\n    signals: {q: {above: 1, measure: upstream_p99_ms}}\n    order: [free]\n    least: 0%\n    step: 10ms\n";
+    let found = errors(text);
+    assert!(found.contains("api.yaml:7:12") && found.contains("api.yaml:8:11"), "{found}");
+    let sound = text.replace("0%", "20%").replace("10ms", "1s");
+    let options = Options { permits: tollgate_rules::PermitRelease::Expire, ..Options::default() };
+    let rules = Ruleset::load(&[Source::new("api.yaml", &*sound)], &options).expect("rules");
+    let warnings: Vec<String> = rules.warnings().iter().map(ToString::to_string).collect();
+    let at = |text: &str, place: &str| warnings.iter().any(|one| one.contains(text) && one.contains(place));
+    assert!(at("`workers` has no effect", "api.yaml:3:12"), "{warnings:?}");
+    assert!(at("`measure` have no effect", "api.yaml:5:5"), "{warnings:?}");
 }
 
 /// The mistake is marked where it is, not at the top of the section.

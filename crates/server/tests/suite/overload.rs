@@ -10,6 +10,7 @@ use tollgate_server::rls;
 use tollgate_server::rls::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tollgate_server::rls::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tollgate_server::rls::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tollgate_server::rls::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
 use tollgate_server::rls::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -229,8 +230,11 @@ fn over_rls_the_fleet_denies_by_its_name() {
             ..RateLimitRequest::default()
         };
         let decision = pollster::block_on(rls::decide(&limiter, "rls", &request, None)).expect("a decision");
-        let RateLimitResponse { overall_code, response_headers_to_add: headers, .. } =
+        let RateLimitResponse { overall_code, response_headers_to_add: headers, statuses, .. } =
             rls::response(&decision);
+        // A capacity that is a rate is one of the protocol's units, as any limit.
+        let unit = statuses[0].current_limit.as_ref().expect("a limit").unit;
+        assert_eq!(Unit::try_from(unit), Ok(Unit::Day));
         let by = headers.into_iter().find(|header| header.key == "x-ratelimit-denied-by");
         (Code::try_from(overall_code).expect("a code"), by.map(|header| header.value))
     };

@@ -261,7 +261,8 @@ fn abbreviated(target: &str) -> String {
 }
 
 /// Fields of a change that `audit list` shows, in this order.
-const SHOWN: [&str; 9] = ["action", "target", "factor", "rule", "units", "tier", "role", "name", "text_of"];
+const SHOWN: [&str; 10] =
+    ["action", "target", "factor", "rule", "units", "tier", "role", "name", "percent", "text_of"];
 
 /// Returns what was changed, in a few words: `block api_key abc…`, `units 500`.
 fn change(after: &Value) -> String {
@@ -272,6 +273,11 @@ fn change(after: &Value) -> String {
             let word = |name: &str| target.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
             Some(format!("{} {}", word("kind"), abbreviated(&word("value"))).trim_end().to_owned())
         }
+        ("percent", percent) => {
+            let steps = after["steps"].as_array().map_or(0, Vec::len);
+            let several = if steps > 1 { format!(" after {steps} steps") } else { String::new() };
+            Some(format!("limits at {}%{several}", plain(percent)))
+        }
         ("text_of", rev) => Some(format!("rules of revision {rev}")),
         (name, value @ (Value::String(_) | Value::Number(_))) => Some(format!("{name} {}", cell(value))),
         _ => None,
@@ -280,8 +286,21 @@ fn change(after: &Value) -> String {
     if words.is_empty() { "-".to_owned() } else { words.join(", ") }
 }
 
-/// Returns the reason that an operator gave for a change, if any.
+/// Returns a number without a fraction of zero.
+fn plain(number: &Value) -> String {
+    number.as_f64().map_or_else(|| cell(number), |number| number.to_string())
+}
+
+/// Returns the reason that an operator gave for a change, if any, or the signal that limits have followed.
 fn reason(after: &Value) -> String {
+    if let signal @ Value::Object(_) = &after["signal"] {
+        return format!(
+            "{} {} above {}",
+            cell(&signal["name"]),
+            plain(&signal["value"]),
+            plain(&signal["bound"])
+        );
+    }
     // Earlier releases recorded the reason of a rollback as `because`.
     let given = ["reason", "because"].iter().find_map(|name| after[*name].as_str());
     given.filter(|reason| !reason.is_empty()).unwrap_or("-").to_owned()
@@ -339,6 +358,12 @@ mod tests {
         let rollback = json!({"rev": 3, "text_of": 1, "because": "back"});
         assert_eq!((change(&rollback), reason(&rollback)), ("rules of revision 1".into(), "back".into()));
         assert_eq!((change(&Value::Null), reason(&Value::Null)), ("-".into(), "-".into()));
+        let signal = json!({"name": "queue_depth", "value": 140.5, "bound": 100.0});
+        let step = json!({"percent": 80.0, "signal": signal});
+        let shown = ("limits at 80%".into(), "queue_depth 140.5 above 100".into());
+        assert_eq!((change(&step), reason(&step)), shown);
+        let several = json!({"percent": 51.2, "steps": [{"percent": 64.0}, {"percent": 51.2}]});
+        assert_eq!(change(&several), "limits at 51.2% after 2 steps");
         assert_eq!(abbreviated(&"0f".repeat(32)), "0f0f0f0f0f0f…");
         assert_eq!(abbreviated("gold"), "gold");
     }

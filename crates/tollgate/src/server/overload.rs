@@ -1,15 +1,15 @@
 //! Reports of overload control: metrics, the node's status, and the audit of adapted limits.
 
-use super::audit_pace::AuditPace;
+use super::audit_pace::{AuditPace, Entry};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tollgate_control::{Actor, AdaptationRecord, ControlPlane};
+use tollgate_control::{Actor, AdaptationRecord, AdaptationStep, ControlPlane};
 use tollgate_core::{Clock, Priority, SystemClock};
 use tollgate_engine::{
-    AdaptationState, AdaptedStep, CheckLoadState, FleetShedCount, FleetState, Limiter, POSITIONS, ShedOrder,
-    SignalState, UpstreamState,
+    AdaptationState, CheckLoadState, FleetShedCount, FleetState, Limiter, POSITIONS, ShedOrder, SignalState,
+    UpstreamState,
 };
 use tollgate_observe::MetricsWriter;
 
@@ -48,22 +48,26 @@ pub(crate) fn audit_steps<S>(
                 },
                 () = later => pace.take_due(clock.now()),
             };
-            for step in entries {
-                audit(&control, step, &actor).await;
+            for entry in entries {
+                audit(&control, entry, &actor).await;
             }
         }
     }
 }
 
-/// Writes a step to the audit log, as soon as the database takes it.
-async fn audit(control: &ControlPlane, step: AdaptedStep, actor: &Actor) {
+/// Writes an entry to the audit log, as soon as the database takes it.
+async fn audit(control: &ControlPlane, entry: Entry, actor: &Actor) {
     let percent = |thousandths: u32| f64::from(thousandths) / 10.0;
+    let Some((_, first)) = entry.steps.first() else { return };
     let record = AdaptationRecord {
-        domain: step.domain,
-        tier: step.tier,
-        from: percent(step.from),
-        to: percent(step.to),
-        signal: step.signal,
+        domain: first.domain.clone(),
+        tier: first.tier.clone(),
+        from: percent(entry.from),
+        steps: entry
+            .steps
+            .into_iter()
+            .map(|(at, step)| AdaptationStep { at, percent: percent(step.to), signal: step.signal })
+            .collect(),
     };
     while let Err(error) = control.audit_adaptation(&record, actor).await {
         tracing::warn!(%error, "step of adapted limits not audited yet");
@@ -142,11 +146,13 @@ pub(crate) fn metrics(states: &[UpstreamState], page: &mut MetricsWriter) {
 
 /// Writes the number of requests that the fleet's capacity has shed, and of those that guarantees admitted although it was in use.
 pub(crate) fn fleet_metrics(counts: &[FleetShedCount], states: &[FleetState], page: &mut MetricsWriter) {
-    if !states.is_empty() {
+    let shared: Vec<_> =
+        states.iter().filter_map(|state| Some((&state.domain, state.shares.as_ref()?.taken_back))).collect();
+    if !shared.is_empty() {
         let help = "Requests that a guarantee admitted while the fleet's capacity was in use.";
         let mut family = page.counters("ratelimit_overload_fleet_guaranteed_total", help);
-        for state in states {
-            family.add(&[("domain", &state.domain)], state.taken_back);
+        for (domain, taken_back) in shared {
+            family.add(&[("domain", domain)], taken_back);
         }
     }
     if counts.is_empty() {
@@ -157,12 +163,16 @@ pub(crate) fn fleet_metrics(counts: &[FleetShedCount], states: &[FleetState], pa
     for shed in counts {
         family.add(&[("domain", &shed.domain), ("priority", shed.priority.name())], shed.count);
     }
-    if counts.iter().all(|shed| shed.shadow == 0) {
+    let is_shadow = |shed: &FleetShedCount| {
+        shed.shadow > 0 || states.iter().any(|state| state.is_shadow && state.domain == shed.domain)
+    };
+    let shadow: Vec<_> = counts.iter().filter(|shed| is_shadow(shed)).collect();
+    if shadow.is_empty() {
         return;
     }
     let help = "Requests that the fleet's capacity would have shed, but for shadow mode, by priority.";
     let mut family = page.counters("ratelimit_overload_fleet_would_shed_total", help);
-    for shed in counts {
+    for shed in shadow {
         family.add(&[("domain", &shed.domain), ("priority", shed.priority.name())], shed.shadow);
     }
 }

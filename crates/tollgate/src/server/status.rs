@@ -347,7 +347,7 @@ impl ProcessStatus for ServerStatus {
         }
         let mut family = page.gauges(
             "ratelimit_overload_adapted_shadow_percent",
-            "Percent of a tier's limits that would apply but for `shadow: true`.",
+            "Percent of a tier's limits that would apply but for `shadow: true` or an emergency measure that restores them.",
         );
         for (tier, percent) in tiers.iter().filter_map(|tier| tier.shadow_percent().map(|own| (tier, own))) {
             family.add(&[("domain", tier.domain.as_str()), ("tier", tier.tier.as_str())], percent);

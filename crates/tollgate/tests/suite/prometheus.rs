@@ -11,6 +11,7 @@ descriptors:
   - {key: api_key, limit: 3/second, tiers: {free: 2/second}, on_error: open}
   - {key: path, limit: 1/hour, shadow_mode: true}
   - {key: login, limit: 1/hour, on_error: closed}
+overload: {fleet: {capacity: 1/hour}, shadow: true}
 ";
 
 /// Sheds before an upstream, which does not answer, and by all three parts.
