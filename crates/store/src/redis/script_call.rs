@@ -288,7 +288,7 @@ impl ScriptCall {
         };
         let is_charge = self.jobs.first().is_some_and(|job| matches!(job.command, Command::Charge));
         if let ([Value::Int(now), Value::BulkString(why)], false) = (values.as_slice(), is_charge) {
-            // A bundle is in another form: nothing was written.
+            // A bundle is in another form: nothing was debited.
             if !why.is_empty() {
                 return CallResult::Again(vec![Self { kind: Kind::General, ..self }]);
             }
@@ -397,12 +397,12 @@ impl ScriptCall {
         let (failure, decoded) = match error.code() {
             "TRYAGAIN" => (Failure::Rejected(error), CallResult::Done),
             // The server responds, but not as a primary: a reconnect looks up the primary again. The script wrote nothing:
-            // Redis rejects the first write, and every script writes last.
+            // Redis rejects the first write, and none after it.
             "READONLY" | "MASTERDOWN" => (Failure::Rejected(error.clone()), CallResult::WrongServer(error)),
             _ if permit_sets::is_undeclared(details) => {
                 return CallResult::Again(vec![Self { declare: Declare::All, ..self }]);
             }
-            // The script failed on the contents of a key, before it wrote anything: that concerns this key alone.
+            // The script failed on the contents of a key, and has written nothing, or taken it off: that concerns this key alone.
             _ if is_damaged(&error, code, details) && self.jobs.len() > 1 => {
                 return CallResult::Again(self.split());
             }

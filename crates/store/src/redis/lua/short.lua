@@ -51,7 +51,7 @@ if is_short == 1 and now < 4000000000000000 then
         if not window then
           local start = now - now % d
           local head = text(short, start / d)
-          window = { head, #head, 10 ^ (18 - #head), start + d }
+          window = { head, #head, 10 ^ (18 - #head) - 4096, start + d }
           windows[short] = window
         end
         if not state then
