@@ -1,8 +1,8 @@
 //! Comparison of short names, and sets of them.
 //!
 //! Names of attributes, domains and upstreams are compared several times for a request. A comparison of two strings is a call of
-//! the C library, which takes as long as hashing one of them; up to 16 bytes two comparisons of numbers do. Most names that are
-//! not the same differ in length or in the first byte: only that is inlined, so that a loop over names stays small.
+//! the C library, which takes as long as hashing one of them; from 4 to 16 bytes, which most names have, two comparisons of
+//! numbers do. These are inlined: a call takes longer than they do.
 
 /// Returns whether two names are the same: as `==`, faster for short ones.
 ///
@@ -14,21 +14,26 @@
 #[inline]
 pub fn is_same_name(one: &str, other: &str) -> bool {
     let (one, other) = (one.as_bytes(), other.as_bytes());
-    one.len() == other.len() && one.first() == other.first() && has_same_bytes(one, other)
-}
-
-/// Returns whether two names of the same length are the same.
-#[inline(never)]
-fn has_same_bytes(one: &[u8], other: &[u8]) -> bool {
+    if one.len() != other.len() {
+        return false;
+    }
     match one.len() {
-        8..=16 => {
-            one.first_chunk::<8>() == other.first_chunk::<8>()
-                && one.last_chunk::<8>() == other.last_chunk::<8>()
-        }
         4..=7 => {
             one.first_chunk::<4>() == other.first_chunk::<4>()
                 && one.last_chunk::<4>() == other.last_chunk::<4>()
         }
+        8..=16 => {
+            one.first_chunk::<8>() == other.first_chunk::<8>()
+                && one.last_chunk::<8>() == other.last_chunk::<8>()
+        }
+        _ => has_same_bytes(one, other),
+    }
+}
+
+/// Returns whether two names of the same length, shorter or longer than most, are the same.
+#[inline(never)]
+fn has_same_bytes(one: &[u8], other: &[u8]) -> bool {
+    match one.len() {
         2..=3 => {
             one.first_chunk::<2>() == other.first_chunk::<2>()
                 && one.last_chunk::<2>() == other.last_chunk::<2>()

@@ -3,7 +3,7 @@
 
 use crate::check::{Check, CheckInput};
 use crate::decision_body::DecisionBody;
-use crate::decision_id::DecisionId;
+use crate::decision_id::{DecisionId, DrawnId};
 use crate::emergency::MeasureAction;
 use crate::grant::GrantCharge;
 use smallvec::SmallVec;
@@ -217,8 +217,8 @@ pub const INLINE_LIMIT: &str = "inline-limit";
 /// The contents of a decision without its rule set.
 #[derive(Clone, Debug)]
 pub struct DecisionDetails {
-    /// ID of the decision.
-    pub id: DecisionId,
+    /// ID of the decision; see [`Self::id`].
+    pub(crate) drawn_id: DrawnId,
     /// The verdict.
     pub verdict: DecisionVerdict,
     /// The basis of the verdict.
@@ -253,7 +253,7 @@ impl DecisionDetails {
     #[inline(always)]
     pub(crate) fn unmatched() -> Self {
         Self {
-            id: DecisionId(0),
+            drawn_id: DrawnId::Known(DecisionId(0)),
             verdict: DecisionVerdict::Allowed { delay: TimeDelta::ZERO },
             origin: Origin::Unmatched,
             at: Timestamp::ZERO,
@@ -270,10 +270,17 @@ impl DecisionDetails {
         }
     }
 
+    /// Returns the ID of the decision.
+    #[must_use]
+    #[inline]
+    pub fn id(&self) -> DecisionId {
+        self.drawn_id.id()
+    }
+
     /// Makes it [`DecisionDetails::unmatched`] again, with the same ID, if it has no rare parts.
     #[inline]
     pub(crate) fn clear(&mut self) {
-        let Self { id: _, verdict, origin, at, denied_by, degraded_by, warned_by, .. } = self;
+        let Self { drawn_id: _, verdict, origin, at, denied_by, degraded_by, warned_by, .. } = self;
         (*verdict, *origin) = (DecisionVerdict::Allowed { delay: TimeDelta::ZERO }, Origin::Unmatched);
         (*at, *denied_by, *degraded_by, *warned_by) = (Timestamp::ZERO, None, None, None);
         let Self { limits, descriptors, shed_class, .. } = self;

@@ -2,7 +2,8 @@
 //!
 //! 64 random bits drawn once per thread, and a counter, which a keyed permutation then mixes: unique without a shared
 //! cache line, and a collector of IDs can neither order them nor count what was decided in between. It takes four
-//! multiplications. Rejected: the plain counter, which reveals the volume, and a UUID for each decision, which
+//! multiplications, each of which waits for the one before, so that the numbers are drawn when a decision begins and mixed
+//! when its ID is read. Rejected: the plain counter, which reveals the volume, and a UUID for each decision, which
 //! costs more than the decision. An ID is not a credential: it allows only to look the decision up.
 
 use std::cell::Cell;
@@ -16,15 +17,22 @@ use std::sync::LazyLock;
 pub struct DecisionId(pub u128);
 
 thread_local! {
-    static GENERATOR: Generator = Generator { thread: random(), count: Cell::new(0), keys: *PROCESS_KEYS };
+    static GENERATOR: Generator = Generator { thread: random(), count: Cell::new(0) };
 }
 
-/// What a thread makes IDs from, in a cache line of its own.
+/// What a thread draws IDs from.
 struct Generator {
     thread: u64,
     count: Cell<u64>,
-    /// The keys of the permutation.
-    keys: [u64; ROUNDS],
+}
+
+/// The ID of a decision, mixed when it is read: not all are.
+#[derive(Clone, Copy)]
+pub(crate) enum DrawnId {
+    /// Numbers of the thread that began the decision.
+    Drawn { thread: u64, count: u64 },
+    /// The ID of an earlier decision, which is repeated.
+    Known(DecisionId),
 }
 
 /// Rounds of the permutation: with four, every bit of the counter reaches every bit of the ID on two ways.
@@ -50,10 +58,7 @@ impl DecisionId {
     #[must_use]
     #[inline]
     pub fn generate() -> Self {
-        GENERATOR.with(|Generator { thread, count, keys }| {
-            count.set(count.get() + 1);
-            Self(permute(*thread, count.get(), keys))
-        })
+        DrawnId::draw().id()
     }
 
     /// Returns the hexadecimal digits. Uses a table because every response carries an ID, and the standard formatting
@@ -66,6 +71,33 @@ impl DecisionId {
             pair[1] = b"0123456789abcdef"[usize::from(byte & 15)];
         }
         digits
+    }
+}
+
+impl DrawnId {
+    /// Draws an ID as [`DecisionId::generate`] returns it.
+    #[inline]
+    pub(crate) fn draw() -> Self {
+        GENERATOR.with(|Generator { thread, count }| {
+            count.set(count.get() + 1);
+            Self::Drawn { thread: *thread, count: count.get() }
+        })
+    }
+
+    /// Returns the ID, which is the same every time.
+    #[inline]
+    pub(crate) fn id(self) -> DecisionId {
+        match self {
+            Self::Drawn { thread, count } => DecisionId(permute(thread, count, &PROCESS_KEYS)),
+            Self::Known(id) => id,
+        }
+    }
+}
+
+/// Shows the ID alone: what it is mixed from reveals the volume.
+impl fmt::Debug for DrawnId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.id(), f)
     }
 }
 

@@ -7,7 +7,8 @@
 use crate::decision::{
     DecidedBy, DecisionDetails, DecisionVerdict, DescriptorStatus, LimitRef, LimitStatus, Origin,
 };
-use tollgate_core::{Admission, Charge, Charged, Outcome, Outcomes, TimeDelta, Timestamp, Verdict};
+use smallvec::smallvec;
+use tollgate_core::{Admission, Charged, Outcome, Outcomes, TimeDelta, Timestamp, Verdict};
 use tollgate_rules::{Action, LimitOrigin, MatchedLimit, Plan, Role, RuleLimit, SoftAction};
 
 /// Bounds of the time after which a request that was shed may be repeated.
@@ -25,8 +26,12 @@ pub(crate) fn decides(matched: &MatchedLimit<'_>) -> bool {
 
 #[inline(always)]
 pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
-    let outcomes_of = plan.limits.iter().zip(outcomes.per_charge.iter().copied());
-    if fold_each(outcomes_of, outcomes.at, folded) && is_denied(plan, outcomes) {
+    begin(outcomes.at, folded);
+    let mut denials = false;
+    for (matched, outcome) in plan.limits.iter().zip(&outcomes.per_charge) {
+        denials |= fold_one(matched, *outcome, folded);
+    }
+    if denials && is_denied(plan, outcomes) {
         deny(plan, outcomes, folded);
     }
 }
@@ -36,53 +41,59 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDe
 pub(crate) fn fold_only(
     plan: &Plan<'_>,
     matched: &MatchedLimit<'_>,
-    charge: &Charge<'_>,
     charged: Charged,
     folded: &mut DecisionDetails,
 ) {
-    if fold_each(std::iter::once((matched, charged.outcome)), charged.at, folded) {
-        deny_only(plan, charge, charged, folded);
+    begin(charged.at, folded);
+    if fold_one(matched, charged.outcome, folded) {
+        deny_only(plan, matched, folded);
     }
 }
 
+/// Denies the request if its only limit, whose status is there already, denies it.
 #[cold]
 #[inline(never)]
-fn deny_only(plan: &Plan<'_>, charge: &Charge<'_>, charged: Charged, folded: &mut DecisionDetails) {
-    let mut outcomes = Outcomes::default();
-    charged.write_to(charge, &mut outcomes);
+fn deny_only(plan: &Plan<'_>, matched: &MatchedLimit<'_>, folded: &mut DecisionDetails) {
+    let Some(LimitStatus { outcome, .. }) = folded.limits.last() else { return };
+    let admission = Outcomes::admission(std::iter::once((matched.enforcement, outcome)));
+    let outcomes = Outcomes { admission, at: folded.at, per_charge: smallvec![*outcome] };
     if is_denied(plan, &outcomes) {
         deny(plan, &outcomes, folded);
     }
 }
 
-/// Folds outcomes, except for a denial of the request. Returns whether any of them denies.
+/// Begins a decision by outcomes of this time.
 #[inline(always)]
-fn fold_each<'m, 'p: 'm>(
-    outcomes: impl Iterator<Item = (&'m MatchedLimit<'p>, Outcome)>,
-    at: Timestamp,
-    folded: &mut DecisionDetails,
-) -> bool {
+fn begin(at: Timestamp, folded: &mut DecisionDetails) {
     folded.origin = Origin::Store;
     folded.at = at;
     folded.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
-    let mut denials = false;
-    for (matched, mut outcome) in outcomes {
-        if matched.limit.shards.is_some() {
-            outcome.remaining = matched.remaining_of_whole(&outcome);
-        }
-        push_status(folded, matched, outcome);
-        if outcome.verdict != Verdict::ALLOWED || matched.limit.soft.is_some() {
-            denials |= outcome.verdict.is_denied();
-            fold_effects(matched, outcome.verdict, outcome.remaining, folded);
-        }
-    }
-    denials
 }
 
-/// Folds what an outcome does beside being shown: it delays the request, degrades it or warns. Apart, because few do. Takes
-/// the outcome's fields, because a reference would keep it out of the processor's registers.
+/// Folds one outcome, except for a denial of the request. Returns whether it denies. What few outcomes need takes no reference
+/// to this one: it stays in the processor's registers until it is written into the decision.
+#[inline(always)]
+fn fold_one(matched: &MatchedLimit<'_>, outcome: Outcome, folded: &mut DecisionDetails) -> bool {
+    let Outcome { verdict, remaining, reset_after } = outcome;
+    let remaining = match &matched.limit.shards {
+        None => remaining,
+        Some(_) => matched.remaining_of_whole(Outcome { verdict, remaining, reset_after }),
+    };
+    push_status(folded, matched, Outcome { verdict, remaining, reset_after });
+    if verdict == Verdict::ALLOWED && matched.limit.soft.is_none() {
+        return false;
+    }
+    fold_effects(matched, folded);
+    verdict.is_denied()
+}
+
+/// Folds what the last outcome does beside being shown: it delays the request, degrades it or warns. Apart, because few do.
 #[inline(never)]
-fn fold_effects(matched: &MatchedLimit<'_>, verdict: Verdict, remaining: u64, folded: &mut DecisionDetails) {
+fn fold_effects(matched: &MatchedLimit<'_>, folded: &mut DecisionDetails) {
+    let Some(LimitStatus { outcome: Outcome { verdict, remaining, .. }, .. }) = folded.limits.last().copied()
+    else {
+        return;
+    };
     match verdict {
         Verdict::Allowed { delay } if decides(matched) => {
             folded.verdict = DecisionVerdict::Allowed { delay: folded.delay().max(delay) };

@@ -10,7 +10,7 @@ use crate::check_shedding::CheckShedding;
 use crate::consumption::Meter;
 use crate::decision::{DecidedBy, Decision, DecisionDetails, DecisionVerdict, Origin, UnknownDomain};
 use crate::decision_body::{Contents, DecisionBody, Generation};
-use crate::decision_id::DecisionId;
+use crate::decision_id::DrawnId;
 use crate::emergency::{ActiveMeasures, MeasureEffect};
 use crate::fallback::TryCharge;
 use crate::fallback_counts::FallbackCounts;
@@ -93,12 +93,20 @@ pub struct Limiter<S> {
 }
 
 /// What a decision needs beside its plan.
+#[derive(Clone, Copy)]
 struct Request<'p> {
     check: &'p Check<'p>,
     rules: &'p Ruleset,
     quotas: &'p [Arc<CallerOverrides>],
+    grants: Option<&'p Grants>,
     permit: PermitId,
-    has_grants: bool,
+}
+
+/// A request that could not be decided without waiting.
+struct Undecided<'p> {
+    plan: Box<Plan<'p>>,
+    /// What has been done: never [`Tried::Decided`].
+    tried: Result<Tried, Panicked>,
 }
 
 /// Result of charging without waiting.
@@ -261,9 +269,9 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Begins a decision by the active rules.
     #[inline]
-    pub(crate) fn begin(&self, id: DecisionId) -> Decision {
+    pub(crate) fn begin(&self, id: DrawnId) -> Decision {
         let mut body = DecisionBody::new(&self.generation, || self.rules.load_full());
-        body.details.id = id;
+        body.details.drawn_id = id;
         Decision { body }
     }
 
@@ -278,8 +286,8 @@ impl<S: CounterStore> Limiter<S> {
     pub(crate) fn decide(
         &self,
         check: &Check<'_>,
-        holder: impl FnOnce(DecisionId) -> PermitId,
-        keep: impl FnMut(&Plan<'_>, &DecisionDetails),
+        holder: impl FnOnce(DrawnId) -> PermitId,
+        keep: impl FnMut(&Plan<'_>, &DecisionDetails) + Send,
     ) -> impl Future<Output = Decision> {
         self.decide_changed(check, holder, |_| (), keep)
     }
@@ -290,49 +298,26 @@ impl<S: CounterStore> Limiter<S> {
     pub(crate) fn decide_changed(
         &self,
         check: &Check<'_>,
-        holder: impl FnOnce(DecisionId) -> PermitId,
+        holder: impl FnOnce(DrawnId) -> PermitId,
         change: impl Fn(&mut Plan<'_>),
-        mut keep: impl FnMut(&Plan<'_>, &DecisionDetails),
+        mut keep: impl FnMut(&Plan<'_>, &DecisionDetails) + Send,
     ) -> impl Future<Output = Decision> {
         async move {
             // The ID first: what could panic comes after it.
-            let mut decision = self.begin(DecisionId::generate());
+            let mut decision = self.begin(DrawnId::draw());
             {
                 let Contents { details, rules, quotas, grants, effect, .. } = &mut *decision.body;
-                let permit = holder(details.id);
+                let permit = holder(details.drawn_id);
                 if self.quotas.is_some() || self.measures.any_active() {
                     let known = self.guarded(|| (self.quota_for(check, rules), self.effect_of(check)));
                     let (quota, measures) = known.unwrap_or_default();
                     (*quotas, *grants, *effect) = (quota.quotas, quota.grants, measures);
                 }
-                let mut plan = Plan::default();
-                let request = Request { check, rules, quotas, permit, has_grants: grants.is_some() };
-                let tried = self.guarded(|| {
-                    self.plan_and_try(&request, effect.as_deref_mut(), &change, &mut plan, details)
-                });
-                if !matches!(tried, Ok(Tried::Decided)) {
-                    self.finish(tried, &mut plan, permit, grants.as_deref(), details).await;
+                let request = Request { check, rules, quotas, permit, grants: grants.as_deref() };
+                let undecided = self.decide_now(request, effect.as_deref_mut(), &change, &mut keep, details);
+                if let Some(undecided) = undecided {
+                    self.finish(request, undecided, effect.as_deref_mut(), &mut keep, details).await;
                 }
-                if plan.is_split && plan.limits.iter().any(|matched| matched.cost.is_refund()) {
-                    self.full_counters.clear();
-                }
-                if let Some(effect) = effect {
-                    effect.override_verdict(details);
-                }
-                if self.shadow.load(Ordering::Relaxed) && !details.is_allowed() {
-                    details.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
-                    details.denied_by = None;
-                }
-                if details.denied_by.is_some() || plan.is_fleet_shadow() {
-                    self.record_fleet_shed(check, rules, &plan, details);
-                }
-                if let Some(reason) = check.reason.filter(|_| details.is_allowed()) {
-                    details.reason = Some(reason.into());
-                }
-                if details.malformed_cost.is_some() && details.denied_by != Some(DecidedBy::MalformedCost) {
-                    details.malformed_cost = None;
-                }
-                keep(&plan, details);
             }
             self.notify_observers(check, &decision);
             if decision.rules().has_billing() {
@@ -340,6 +325,66 @@ impl<S: CounterStore> Limiter<S> {
             }
             decision
         }
+    }
+
+    /// Decides a request without waiting; returns its plan if that cannot be done. A plan is large: it is only part of a future
+    /// that awaits the store.
+    #[inline(always)]
+    fn decide_now<'p>(
+        &self,
+        request: Request<'p>,
+        mut effect: Option<&mut MeasureEffect>,
+        change: &impl Fn(&mut Plan<'_>),
+        keep: &mut impl FnMut(&Plan<'_>, &DecisionDetails),
+        details: &mut DecisionDetails,
+    ) -> Option<Undecided<'p>> {
+        let mut plan = Plan::default();
+        let tried =
+            self.guarded(|| self.plan_and_try(&request, effect.as_deref_mut(), change, &mut plan, details));
+        if !matches!(tried, Ok(Tried::Decided)) {
+            return Some(Undecided { plan: Box::new(plan), tried });
+        }
+        self.conclude(&request, &plan, effect, keep, details);
+        // Taken apart only if there is something to take apart: a call for nothing costs as much as a list.
+        if plan.owns_memory() {
+            drop(plan);
+        } else {
+            std::mem::forget(plan);
+        }
+        None
+    }
+
+    /// Adds what is known of a decision besides the outcomes of its limits.
+    #[inline(always)]
+    fn conclude(
+        &self,
+        request: &Request<'_>,
+        plan: &Plan<'_>,
+        effect: Option<&mut MeasureEffect>,
+        keep: &mut (impl FnMut(&Plan<'_>, &DecisionDetails) + ?Sized),
+        details: &mut DecisionDetails,
+    ) {
+        let Request { check, rules, .. } = request;
+        if plan.is_split && plan.limits.iter().any(|matched| matched.cost.is_refund()) {
+            self.full_counters.clear();
+        }
+        if let Some(effect) = effect {
+            effect.override_verdict(details);
+        }
+        if self.shadow.load(Ordering::Relaxed) && !details.is_allowed() {
+            details.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
+            details.denied_by = None;
+        }
+        if details.denied_by.is_some() || plan.is_fleet_shadow() {
+            self.record_fleet_shed(check, rules, plan, details);
+        }
+        if let Some(reason) = check.reason.filter(|_| details.is_allowed()) {
+            details.reason = Some(reason.into());
+        }
+        if details.malformed_cost.is_some() && details.denied_by != Some(DecidedBy::MalformedCost) {
+            details.malformed_cost = None;
+        }
+        keep(plan, details);
     }
 
     /// Plans a request, and charges the plan if the store can without waiting.
@@ -371,11 +416,12 @@ impl<S: CounterStore> Limiter<S> {
             return Tried::Decided;
         }
         change(plan);
+        let (permit, has_grants) = (request.permit, request.grants.is_some());
         if plan.fleet.is_some() {
             fold::descriptors(plan, details);
-            return self.try_charge_shared(plan, request.permit, request.has_grants, details);
+            return self.try_charge_shared(plan, permit, has_grants, details);
         }
-        self.try_charge(plan, request.permit, request.has_grants, details)
+        self.try_charge(plan, permit, has_grants, details)
     }
 
     /// Charges the plan without waiting, if the store can and the outcome is final.
@@ -387,8 +433,11 @@ impl<S: CounterStore> Limiter<S> {
         has_grants: bool,
         details: &mut DecisionDetails,
     ) -> Tried {
-        // A single limit needs no list, and its counter is on its way into the processor's cache before the rest.
-        if let [matched] = &plan.limits[..] {
+        // A single limit needs no list, and its counter is on its way into the processor's cache before the rest. Where the
+        // plan's lists are is asked once, not for each field that is read.
+        if !plan.is_spilled()
+            && let [matched] = &plan.limits[..]
+        {
             let charge = plan.charge(matched, permit);
             if let Some(name) = self.store.prefetch(&charge.key) {
                 fold::descriptors(plan, details);
@@ -405,7 +454,7 @@ impl<S: CounterStore> Limiter<S> {
                         return Tried::Denied(outcomes);
                     }
                 }
-                fold::fold_only(plan, matched, &charge, charged, details);
+                fold::fold_only(plan, matched, charged, details);
                 return Tried::Decided;
             }
         }
@@ -445,23 +494,26 @@ impl<S: CounterStore> Limiter<S> {
     #[inline(never)]
     fn finish<'f>(
         &'f self,
-        tried: Result<Tried, Panicked>,
-        plan: &'f mut Plan<'_>,
-        permit: PermitId,
-        grants: Option<&'f Grants>,
+        request: Request<'f>,
+        undecided: Undecided<'f>,
+        effect: Option<&'f mut MeasureEffect>,
+        keep: &'f mut (dyn FnMut(&Plan<'_>, &DecisionDetails) + Send),
         details: &'f mut DecisionDetails,
     ) -> Pin<Box<dyn Future<Output = ()> + Send + 'f>> {
         Box::pin(async move {
+            let Undecided { mut plan, tried } = undecided;
+            let Request { permit, grants, .. } = request;
             let charged = match tried {
                 Ok(tried) => {
-                    let charge = pin!(self.charge(plan, permit, tried, grants, details));
+                    let charge = pin!(self.charge(&mut plan, permit, tried, grants, details));
                     self.guarded_future(charge).await
                 }
                 Err(panic) => Err(panic),
             };
             if let Err(panic) = charged {
-                Box::pin(self.decide_after_panic(panic, plan, permit, details)).await;
+                Box::pin(self.decide_after_panic(panic, &mut plan, permit, details)).await;
             }
+            self.conclude(&request, &plan, effect, keep, details);
         })
     }
 

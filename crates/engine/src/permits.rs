@@ -86,7 +86,7 @@ impl<S: CounterStore> Limiter<S> {
         let asked = self.clock.now();
         let mut held = None;
         let keep = |plan: &Plan<'_>, details: &DecisionDetails| held = self.hold(plan, details, asked);
-        let decision = self.decide(check, |id| PermitId(id.0), keep).await;
+        let decision = self.decide(check, |drawn| PermitId(drawn.id().0), keep).await;
         if let Some(held) = held.as_mut().filter(|_| decision.delay() > TimeDelta::ZERO) {
             held.consumed = self.reserved_consumption(check, &decision);
         }
@@ -113,7 +113,7 @@ impl<S: CounterStore> Limiter<S> {
             (!is_repeated).then_some(rule.name.as_str())
         });
         Some(HeldPermits {
-            id: PermitId(details.id.0),
+            id: PermitId(details.id().0),
             charges: reserved_charges(plan, details, asked),
             consumed: Vec::new(),
             _in_flight: self.in_flight.enter(rules, fleet.flatten()),

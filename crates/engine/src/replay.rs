@@ -3,7 +3,7 @@
 use crate::check::Check;
 use crate::decision::{DecidedBy, Decision};
 use crate::decision_body::Contents;
-use crate::decision_id::DecisionId;
+use crate::decision_id::DrawnId;
 use crate::fleet_fairness::FleetRanking;
 use crate::fold;
 use crate::limiter::{Limiter, plan_into};
@@ -46,8 +46,8 @@ impl<S: CounterStore> Limiter<S> {
     /// permits, because it is not known how long a request would have held one. Observers are not called. Returns
     /// `None` if the store must be awaited.
     pub fn replay(&self, check: &Check<'_>, weight: SampleWeight) -> Option<Decision> {
-        let mut decision = self.begin(DecisionId::generate());
-        let permit = PermitId(decision.id.0);
+        let mut decision = self.begin(DrawnId::draw());
+        let permit = PermitId(decision.id().0);
         let Contents { details, rules, quotas, .. } = &mut *decision.body;
         *quotas = self.quota_for(check, rules).quotas;
         {

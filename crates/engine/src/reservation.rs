@@ -42,7 +42,7 @@ pub use results::{ClosedReservation, RemainingUnits, Reservation, ReserveError, 
 use crate::check::Check;
 use crate::decision::{Decision, DecisionDetails, DecisionVerdict};
 use crate::decision_body::Contents;
-use crate::decision_id::DecisionId;
+use crate::decision_id::{DecisionId, DrawnId};
 use crate::fold;
 use crate::limiter::{Limiter, plan_into};
 use budget::FairBudget;
@@ -158,7 +158,7 @@ impl<S: CounterStore> Limiter<S> {
                 charges = reserved_charges(plan, details, asked);
             }
         };
-        let decision = self.decide(check, |id| PermitId(id.0), keep).await;
+        let decision = self.decide(check, |drawn| PermitId(drawn.id().0), keep).await;
         charges.retain(|charge| charge.record.units > 0);
         if !decision.is_allowed() || charges.is_empty() {
             return Ok(Reservation { id: None, decision, deadline });
@@ -167,7 +167,7 @@ impl<S: CounterStore> Limiter<S> {
         // The store's clock counts, which every node can read.
         let began = charges.iter().map(|charge| charge.taken_at).min().unwrap_or(asked);
         let mut record = Record {
-            decision: decision.id,
+            decision: decision.id(),
             process: self.reservations.process,
             deadline: began + within,
             proceeds_at: began + decision.delay(),
@@ -178,7 +178,7 @@ impl<S: CounterStore> Limiter<S> {
         };
         let kept = self.keep(&record, id, caller, kept_for, claim).await;
         if let Err(error) = kept {
-            let permit = PermitId(decision.id.0);
+            let permit = PermitId(decision.id().0);
             let canceled = Settlement::Canceled;
             if let Err(error) = self.move_counters(&mut record.charges, permit, canceled, began).await {
                 tracing::warn!(%error, "a reservation that was not kept stays charged");
@@ -228,7 +228,7 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Returns the decision of an open reservation: as it was returned, or if the rules have changed, with what remains now.
     async fn replayed(&self, check: &Check<'_>, record: &Record, now: Timestamp) -> Decision {
-        let mut decision = self.begin(record.decision);
+        let mut decision = self.begin(DrawnId::Known(record.decision));
         let Contents { details, rules, quotas, .. } = &mut *decision.body;
         *quotas = self.quota_for(check, rules).quotas;
         {

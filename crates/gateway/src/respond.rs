@@ -59,7 +59,7 @@ impl<S: CounterStore + 'static> Record<S> {
         entry.route = Some(route.name.clone());
         if let Some(decision) = decision {
             let name = |by: Option<_>| by.map(|by| decision.name(by).to_owned());
-            entry.decision = Some(decision.id.to_string());
+            entry.decision = Some(decision.id().to_string());
             entry.denied_by = name(decision.denied_by);
             entry.degraded_by = name(decision.degraded_by);
         }

@@ -18,7 +18,7 @@ use crate::rule::{DescriptorMatch, Rule};
 use crate::ruleset::Domain;
 use crate::sensitivity::may_be_secret;
 use crate::tree::{GLOBAL, TreeNode, ValueTest};
-use attributes::AttributeMatcher;
+use attributes::{AttributeMatcher, Matches};
 use cost::CostResolver;
 use limits::{drop_replaced, push_limits};
 use smallvec::SmallVec;
@@ -56,14 +56,14 @@ impl Domain {
         if let Some(attribute) = &self.shard_by {
             plan.shard = find(request, attribute).map(|value| value_part(may_be_secret(attribute), value));
         }
-        let mut walk = AttributeMatcher::new(self, request, cost, plan);
-        walk.match_level(&self.tree[0].children);
-        let AttributeMatcher { uncharged: quiet, ref replacing, ref mut plan, .. } = walk;
+        let mut found = Matches::new(plan);
+        AttributeMatcher::new(self, request, cost).match_tree(&mut found);
+        let Matches { ref mut plan, uncharged: quiet, ref replacing } = found;
         if plan.limits.len() > 1 && !plan.limits.is_sorted_by_key(|matched| matched.rule.map(|rule| rule.id))
         {
             plan.limits.sort_by_key(|matched| matched.rule.map(|rule| rule.id));
         }
-        if !replacing.is_empty() {
+        if self.replaces && !replacing.is_empty() {
             drop_replaced(plan, replacing);
         }
         if let Some(overload) = &self.overload {

@@ -154,6 +154,21 @@ impl Plan<'_> {
         charges.extend(self.limits.iter().map(|matched| self.charge(matched, permit)));
     }
 
+    /// Returns whether one of its lists has memory of its own, because it is too long for the plan.
+    #[must_use]
+    #[inline]
+    pub fn is_spilled(&self) -> bool {
+        self.limits.spilled() | self.parts.spilled() | self.matches.spilled()
+    }
+
+    /// Returns whether it owns memory: a list of its own, or a limit that arrived with the request.
+    #[must_use]
+    #[inline]
+    pub fn owns_memory(&self) -> bool {
+        let is_own = |matched: &MatchedLimit<'_>| matches!(matched.limit, LimitOrigin::Inline(_));
+        self.is_spilled() || self.limits.iter().any(is_own)
+    }
+
     /// Returns the counter of one limit.
     #[inline]
     pub fn key<'a>(&'a self, matched: &'a MatchedLimit<'a>) -> CounterKey<'a> {
@@ -234,16 +249,17 @@ impl MatchedLimit<'_> {
     /// nodes are at other positions in their rounds.
     #[must_use]
     #[inline(never)]
-    pub fn remaining_of_whole(&self, outcome: &Outcome) -> u64 {
-        let Some(shards) = &self.limit.shards else { return outcome.remaining };
+    pub fn remaining_of_whole(&self, outcome: Outcome) -> u64 {
+        let Outcome { verdict, remaining, .. } = outcome;
+        let Some(shards) = &self.limit.shards else { return remaining };
         if let Some(exact) = self.remaining {
             return exact;
         }
-        if !outcome.verdict.is_allowed() {
-            return outcome.remaining;
+        if !verdict.is_allowed() {
+            return remaining;
         }
         let in_use = shards.iter().filter(|shard| shard.capacity() > 0).count() as u64;
-        let used = self.charged_limit().capacity().saturating_sub(outcome.remaining);
+        let used = self.charged_limit().capacity().saturating_sub(remaining);
         let position = u64::from(self.position);
         let (ahead, before, behind) = match self.cost.is_peek() {
             false => (position + 1, used, used.saturating_sub(self.cost.units())),
@@ -252,7 +268,7 @@ impl MatchedLimit<'_> {
         };
         let ahead = ahead.min(in_use);
         let used = before.saturating_mul(ahead).saturating_add(behind.saturating_mul(in_use - ahead));
-        self.limit.limit.capacity().saturating_sub(used).max(outcome.remaining)
+        self.limit.limit.capacity().saturating_sub(used).max(remaining)
     }
 
     /// Returns how a denial of a limit in this role, by a rule with this action, affects the other charges.

@@ -253,20 +253,15 @@ impl Ruleset {
     #[must_use]
     #[inline]
     pub fn domain(&self, name: &str) -> Option<&Domain> {
-        self.domain_number(name).map(|number| &self.domains[number])
-    }
-
-    /// Returns the number of the domain with this name.
-    #[inline]
-    pub(crate) fn domain_number(&self, name: &str) -> Option<usize> {
         match &self.domains[..] {
-            [only] => is_same_name(&only.name, name).then_some(0),
-            _ => self.domain_of_many(name),
+            [only] => is_same_name(&only.name, name).then_some(only),
+            _ => self.domain_number(name).map(|number| &self.domains[number]),
         }
     }
 
+    /// Returns the number of the domain with this name.
     #[inline(never)]
-    fn domain_of_many(&self, name: &str) -> Option<usize> {
+    pub(crate) fn domain_number(&self, name: &str) -> Option<usize> {
         self.by_name.get(name).copied()
     }
 

@@ -5,7 +5,7 @@ use super::permit::{Body, WorkerPermit, hand_over};
 use super::{UpstreamState, WorkerGate};
 use crate::check::{Check, CheckInput};
 use crate::decision::{DecidedBy, Decision, DecisionVerdict, DescriptorStatus, Origin};
-use crate::decision_id::DecisionId;
+use crate::decision_id::DrawnId;
 use crate::limiter::Limiter;
 use crate::upstream_meters::{Meter, MeteredRequest};
 use std::future::Future;
@@ -93,7 +93,7 @@ impl<S: CounterStore> Limiter<S> {
     ) -> Result<Option<WorkerPermit>, Decision> {
         let place = self.enter_upstream(check, upstream, self.clock.now()).await?;
         if let Some(reason) = place.as_ref().and_then(WorkerPermit::would_be_shed) {
-            let mut decision = self.begin(DecisionId::generate());
+            let mut decision = self.begin(DrawnId::draw());
             let details = &mut decision.body.details;
             details.origin = Origin::Overload;
             details.verdict = DecisionVerdict::Allowed { delay: TimeDelta::ZERO };
@@ -223,7 +223,7 @@ impl<S: CounterStore> Limiter<S> {
     /// Makes the decision about a request that is shed.
     #[cold]
     fn shed(&self, check: &Check<'_>, shed: &Shed) -> Decision {
-        let mut decision = self.begin(DecisionId::generate());
+        let mut decision = self.begin(DrawnId::draw());
         // The rules may have changed since the request arrived, and limit no workers any more.
         let overload = decision.rules().domain(check.domain).and_then(|domain| domain.overload());
         let rule = overload.and_then(|overload| overload.workers.as_ref()).map(|workers| workers.rule);

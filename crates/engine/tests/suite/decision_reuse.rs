@@ -4,7 +4,7 @@
 use crate::rig::{self, Rig, rig, rules};
 use std::sync::Arc;
 use tollgate_core::{Cost, Timestamp};
-use tollgate_engine::{ActiveMeasures, DecisionDetails, DecisionId, Measure, MeasureAction, MeasureTarget};
+use tollgate_engine::{ActiveMeasures, DecisionDetails, Measure, MeasureAction, MeasureTarget};
 
 const RULES: &str = "
 domain: d
@@ -46,9 +46,9 @@ fn blocking() -> Rig {
 
 fn decision_text(rig: &Rig, attributes: &[(&str, &str)]) -> String {
     let decision = rig.take(attributes);
-    let mut details = DecisionDetails::clone(&decision);
-    details.id = DecisionId(0);
-    format!("{details:?} {:?} {:?}", decision.emergency(), decision.denied_by_name())
+    let details = format!("{:?}", DecisionDetails::clone(&decision));
+    let details = details.replace(&format!("{:?}", decision.id()), "");
+    format!("{details} {:?} {:?}", decision.emergency(), decision.denied_by_name())
 }
 
 #[test]

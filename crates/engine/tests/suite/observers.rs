@@ -11,7 +11,7 @@ struct Seen(Mutex<Vec<(String, bool)>>);
 
 impl Observer for Seen {
     fn on_decision(&self, check: &Check<'_>, decision: &Decision) {
-        let one = (format!("{} {}", check.domain, decision.id), decision.is_allowed());
+        let one = (format!("{} {}", check.domain, decision.id()), decision.is_allowed());
         self.0.lock().expect("not poisoned").push(one);
     }
 }
@@ -28,7 +28,7 @@ fn each_decision_is_seen_once() {
     let check = Check::attributes("d", &attributes);
     let mut reported = Vec::new();
     let mut report =
-        |decision: &Decision| reported.push((format!("d {}", decision.id), decision.is_allowed()));
+        |decision: &Decision| reported.push((format!("d {}", decision.id()), decision.is_allowed()));
     report(&pollster::block_on(limiter.check(&check)));
     report(&pollster::block_on(limiter.check(&check)));
     let reserved = pollster::block_on(limiter.reserve(&check, TimeDelta::from_secs(1), None)).expect("room");

@@ -42,7 +42,7 @@ fn the_fail_policy_decides_and_the_next_request_is_served() {
         let expected = [(true, Origin::Local), (true, Origin::Local), (false, Origin::Local)];
         assert_eq!(verdicts, expected, "{value}");
         // They can be looked up, and say which rule they matched, like any other.
-        let ids: HashSet<_> = local.iter().map(|one| one.id).collect();
+        let ids: HashSet<_> = local.iter().map(|one| one.id()).collect();
         assert_eq!(ids.len(), 3, "{value}");
         for decision in local.iter().chain([&open, &closed]) {
             let matched: Vec<_> = decision.descriptors.iter().map(|one| one.matched).collect();

@@ -64,7 +64,7 @@ fn everything_may_be_repeated() {
     let first = reserve(&rig, &ALL, 100, Some("k")).unwrap();
     let again = reserve(&rig, &ALL, 100, Some("k")).unwrap();
     assert_eq!(first.id, again.id);
-    assert_eq!(first.decision.id, again.decision.id);
+    assert_eq!(first.decision.id(), again.decision.id());
     assert_eq!(rig.left(&ALL, "tokens"), 900);
     let id = first.id.expect("allowed");
     for _ in 0..2 {
@@ -222,7 +222,7 @@ fn ids_are_not_guessed_from_each_other() {
     for number in 0..200_u32 {
         let made = reserve(&rig, &[("user", &number.to_string())], 1, None).unwrap();
         let id = made.id.expect("allowed").0;
-        assert_ne!(id, made.decision.id.0, "decision IDs are shown to operators");
+        assert_ne!(id, made.decision.id().0, "decision IDs are shown to operators");
         assert!(seen.insert(id >> 64) && seen.insert(id & u128::from(u64::MAX)), "a half repeats");
     }
 }

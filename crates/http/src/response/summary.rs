@@ -198,7 +198,7 @@ impl<'a> DecisionSummary<'a> {
     pub fn from_decision(decision: &'a Decision) -> Self {
         let name = |by: Option<DecidedBy>| by.map(|by| decision.name(by));
         let mut facts = Self {
-            decision: Some(decision.id),
+            decision: Some(decision.id()),
             degraded_by: name(decision.degraded_by),
             warned_by: name(decision.warned_by),
             at: Some(decision.at).filter(|at| *at != Timestamp::ZERO),

@@ -569,7 +569,7 @@ fn a_denial_has_the_configured_status_and_body() {
     assert_eq!(body["type"], "https://iana.org/assignments/http-problem-types#quota-exceeded");
     assert_eq!(body["violated-policies"], serde_json::json!(["many/1s"]));
     assert_eq!((&body["status"], &body["retry_after"]), (&429.into(), &1.into()));
-    assert_eq!(body["decision_id"], decision.id.to_string());
+    assert_eq!(body["decision_id"], decision.id().to_string());
 
     let (status, kind, body) = read("{status: 403, body: plain, ratelimit: none, legacy: epoch}");
     assert_eq!((status, kind.to_str().expect("ASCII")), (403, "application/json"));

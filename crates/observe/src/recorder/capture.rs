@@ -201,7 +201,7 @@ impl CaptureBuffer {
         let own = noted.status.filter(|status| status.number().is_none());
         let own = own.and_then(|status| decision.limit(&status)).map(|limit| Box::new(limit.limit.clone()));
         self.captures.push(CapturedDecision {
-            id: decision.id,
+            id: decision.id(),
             at,
             meta: noted,
             origin: decision.origin,

@@ -95,7 +95,7 @@ impl SpanBuffer {
             // A domain without rules is client input.
             let domain = decision.rules().domain(check.domain).map_or("other", tollgate_rules::Domain::name);
             SpanDetail::Decision {
-                id: decision.id,
+                id: decision.id(),
                 protocol: check.protocol,
                 ruled: LoggedVerdict::from_decision(decision),
                 origin: decision.origin.name(),

@@ -8,7 +8,7 @@
 //! Rejected: each descriptor as attributes of its own, because rules on keys of two descriptors would never match; and
 //! one set for all, because a key that is sent with two values (`generic_key`) would lose one, and hits could not differ.
 
-use super::{AttributeMatcher, find};
+use super::{AttributeMatcher, Matches, find};
 use crate::overrides::general_tier;
 use crate::plan::{Descriptor, MatchKind, MatchedLimit, Plan};
 use crate::rule::Rule;
@@ -42,14 +42,15 @@ impl Domain {
             let mut entries: SmallVec<[(&str, &str); 16]> = descriptor.entries.iter().copied().collect();
             entries.extend(others.flat_map(|(_, other)| other.entries.iter().copied()).take(MAX_OTHERS));
             let from = plan.limits.len();
-            let mut walk = AttributeMatcher {
+            let mut found = Matches::new(plan);
+            let walk = AttributeMatcher {
                 descriptor: at,
                 ending: descriptor.entries.len(),
-                ..AttributeMatcher::new(self, &entries, cost, plan)
+                ..AttributeMatcher::new(self, &entries, cost)
             };
-            walk.match_level(&self.tree[0].children);
-            uncharged.push(walk.uncharged);
-            replacing.extend(walk.replacing);
+            walk.match_tree(&mut found);
+            uncharged.push(found.uncharged);
+            replacing.extend(found.replacing);
             drop_repeated(plan, from);
         }
         plan.limits.sort_by_key(|matched| (matched.descriptor, matched.rule.map(|rule| rule.id)));

@@ -11,7 +11,8 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use tollgate_core::Cost;
 
-/// Walks the rule tree with a request's attributes, and adds the limits of every rule that matches.
+/// Walks the rule tree with a request's attributes, and adds the limits of every rule that matches. Apart from what a walk
+/// changes: so the compiler knows it all where a walk begins, and drops what that does not need.
 pub(super) struct AttributeMatcher<'w, 'p> {
     pub(super) domain: &'p Domain,
     /// The request's attributes and cost.
@@ -20,8 +21,10 @@ pub(super) struct AttributeMatcher<'w, 'p> {
     pub(super) descriptor: u16,
     /// Number of attributes, from the first, whose keys may end a rule's path; the others only lead to it.
     pub(super) ending: usize,
-    /// Values of the nodes above, as a range of the plan's parts.
-    pub(super) path: Range<usize>,
+}
+
+/// What a walk adds to.
+pub(super) struct Matches<'w, 'p> {
     pub(super) plan: &'w mut Plan<'p>,
     /// Strongest match that charges nothing.
     pub(super) uncharged: (MatchKind, Option<&'p Rule>),
@@ -29,28 +32,31 @@ pub(super) struct AttributeMatcher<'w, 'p> {
     pub(super) replacing: SmallVec<[&'p Rule; 1]>,
 }
 
+impl<'w, 'p> Matches<'w, 'p> {
+    #[inline]
+    pub(super) fn new(plan: &'w mut Plan<'p>) -> Self {
+        Self { plan, uncharged: (MatchKind::None, None), replacing: SmallVec::new() }
+    }
+}
+
 impl<'w, 'p> AttributeMatcher<'w, 'p> {
     #[inline]
-    pub(super) fn new(
-        domain: &'p Domain,
-        request: &'w Attributes<'p>,
-        cost: Cost,
-        plan: &'w mut Plan<'p>,
-    ) -> Self {
-        Self {
-            domain,
-            look: CostResolver { cost, attributes: request },
-            descriptor: 0,
-            ending: usize::MAX,
-            path: 0..0,
-            plan,
-            uncharged: (MatchKind::None, None),
-            replacing: SmallVec::new(),
-        }
+    pub(super) fn new(domain: &'p Domain, request: &'w Attributes<'p>, cost: Cost) -> Self {
+        let look = CostResolver { cost, attributes: request };
+        Self { domain, look, descriptor: 0, ending: usize::MAX }
     }
 
-    pub(super) fn match_level(&mut self, level: &'p Level) {
-        let Some(keys) = level.is_small() else { return self.match_many_keys(level) };
+    /// Visits every node of the tree that the request matches. Always inlined: a call would take as long as the usual walk,
+    /// which has one level.
+    #[inline(always)]
+    pub(super) fn match_tree(&self, found: &mut Matches<'_, 'p>) {
+        self.match_level(&self.domain.tree[0].children, 0..0, found);
+    }
+
+    /// Visits every node of a level, below nodes whose values are the plan's parts at `path`.
+    #[inline(always)]
+    fn match_level(&self, level: &'p Level, path: Range<usize>, found: &mut Matches<'_, 'p>) {
+        let Some(keys) = level.is_small() else { return self.match_many_keys(level, path, found) };
         for index in keys {
             let value = if index.is_global {
                 Some(GLOBAL.1)
@@ -59,68 +65,78 @@ impl<'w, 'p> AttributeMatcher<'w, 'p> {
             };
             match (value, index.any) {
                 (None, _) => {}
-                (Some(value), Some(node)) if index.is_plain => self.visit(node, value),
-                (Some(value), _) => self.match_value(index, value),
+                (Some(value), Some(node)) if index.is_plain => self.visit(node, value, path.clone(), found),
+                (Some(value), _) => self.match_value(index, value, path.clone(), found),
             }
         }
     }
 
     #[inline(never)]
-    fn match_many_keys(&mut self, level: &'p Level) {
+    fn match_many_keys(&self, level: &'p Level, path: Range<usize>, found: &mut Matches<'_, 'p>) {
         for (i, (key, value)) in self.look.attributes.iter().enumerate() {
             let is_known = || self.look.attributes[..i].iter().any(|(other, _)| other == key);
             if let Some(index) = level.key(key)
                 && *key != GLOBAL.0
                 && !is_known()
             {
-                self.match_value(index, value);
+                self.match_value(index, value, path.clone(), found);
             }
         }
         if let Some(index) = level.key(GLOBAL.0) {
-            self.match_value(index, GLOBAL.1);
+            self.match_value(index, GLOBAL.1, path, found);
         }
     }
 
     /// Visits the most specific rule for the value, and every network that contains it.
     #[inline(never)]
-    fn match_value(&mut self, index: &'p KeyIndex, value: &'p str) {
+    fn match_value(
+        &self,
+        index: &'p KeyIndex,
+        value: &'p str,
+        path: Range<usize>,
+        found: &mut Matches<'_, 'p>,
+    ) {
         let specific = index.specific(value).or(index.any);
         for node in specific.into_iter().chain(index.networks.iter().map(|(_, node)| *node)) {
-            self.visit(node, value);
+            self.visit(node, value, path.clone(), found);
         }
     }
 
-    /// Adds the limits of a node and of those below it. Always inlined: a call would take as long as the rest.
+    #[inline(never)]
+    fn match_children(&self, level: &'p Level, path: Range<usize>, found: &mut Matches<'_, 'p>) {
+        self.match_level(level, path, found);
+    }
+
+    /// Adds the limits of a node and of those below it, whose first values are the plan's parts at `above`. Always inlined: a
+    /// call would take as long as the rest.
     #[inline(always)]
-    fn visit(&mut self, id: u32, value: &'p str) {
+    fn visit(&self, id: u32, value: &'p str, above: Range<usize>, found: &mut Matches<'_, 'p>) {
         let node = &self.domain.tree[id as usize];
-        let above = self.path.clone();
-        let start = plan_end(self.plan, &above);
-        if !push_part(&mut self.plan.parts, node, value) {
+        let plan = &mut *found.plan;
+        let start = plan_end(plan, &above);
+        if !push_part(&mut plan.parts, node, value) {
             return;
         }
-        let path = start..self.plan.parts.len();
+        let path = start..plan.parts.len();
         if let Some(id) = node.rule
             && (self.ending == usize::MAX || self.may_end(&node.element.key))
         {
             let rule = &self.domain.rules[id as usize];
-            let tier = self.plan.tier;
-            let matched = push_limits(self.plan, rule, tier, path.clone(), &self.look, self.descriptor);
+            let tier = plan.tier;
+            let matched = push_limits(plan, rule, tier, path.clone(), &self.look, self.descriptor);
             if matches!(
-                (matched, self.uncharged.0),
+                (matched, found.uncharged.0),
                 (MatchKind::Exempt, MatchKind::None)
                     | (MatchKind::Unlimited, MatchKind::None | MatchKind::Exempt)
             ) {
-                self.uncharged = (matched, Some(rule));
+                found.uncharged = (matched, Some(rule));
             }
             if !rule.is_plain && !rule.replaces.is_empty() {
-                self.replacing.push(rule);
+                found.replacing.push(rule);
             }
         }
         if !node.children.is_empty() {
-            self.path = path;
-            self.match_level(&node.children);
-            self.path = above;
+            self.match_children(&node.children, path, found);
         }
     }
 }

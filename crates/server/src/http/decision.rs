@@ -119,7 +119,7 @@ impl<'a> DecisionBody<'a> {
             delay_ms: decision.delay().ceil_millis(),
             origin: decision.origin.name(),
             revision: decision.revision(),
-            decision_id: decision.id,
+            decision_id: decision.id(),
             degraded_by: decision.degraded_by.map(|by| decision.name(by)),
             warned_by: decision.warned_by.map(|by| decision.name(by)),
             emergency: decision.emergency(),

@@ -177,7 +177,7 @@ pub(super) fn reply(out: &mut Vec<u8>, protocol: Protocol, decision: &Decision, 
     // Only for denials: allowed requests are rarely looked up, and formatting the ID costs as much as the rest.
     name(out, "decision_id");
     if reply.limited {
-        encode::bulk(out, decision.id.to_string().as_bytes());
+        encode::bulk(out, decision.id().to_string().as_bytes());
     } else {
         encode::null(out, protocol);
     }

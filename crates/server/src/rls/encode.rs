@@ -105,7 +105,7 @@ fn headers(decision: &Decision) -> Vec<HeaderValue> {
     let degraded = decision.degraded_by.map(|by| ("x-ratelimit-degraded", decision.name(by)));
     let mut all: Vec<_> = denied.into_iter().chain(degraded).map(|(key, value)| header(key, value)).collect();
     if !decision.is_allowed() {
-        all.push(header("x-ratelimit-decision-id", &decision.id.to_string()));
+        all.push(header("x-ratelimit-decision-id", &decision.id().to_string()));
     }
     all
 }
@@ -152,7 +152,7 @@ fn metadata(decision: &Decision) -> Option<Struct> {
         matches!(decision.origin, Origin::Local | Origin::FailOpen | Origin::FailClosed | Origin::Shed)
             || decision.emergency().is_some();
     if policy || !decision.is_allowed() || decision.degraded_by.is_some() || decision.warned_by.is_some() {
-        text("decision_id", decision.id.to_string());
+        text("decision_id", decision.id().to_string());
         text("revision", decision.revision().to_owned());
         text("origin", decision.origin.name().to_owned());
     }
