@@ -10,6 +10,7 @@
 #   make sim     simulates leases, cells and quota streams in virtual time, SEEDS=100000 runs
 #   make cluster starts three nodes without Redis on loopback, and shows one limit over all of them
 #   make envoy-gateway-test   a real Envoy Gateway with envoyproxy/ratelimit, then with Tollgate in its place (needs Go; minutes)
+#   make h2spec  has h2spec examine the HTTP/2 of the gRPC port (needs Go)
 #   make fuzz    fuzzes each parser of untrusted input for SECONDS=60
 #   make fuzz-nightly  the same, 20 seconds each
 #   make fmt     formats the code
@@ -217,6 +218,11 @@ envoy-gateway-test: $(DEBUG) test-tools $(VENVS)/envoy/installed .tools/bin/serv
 	scripts/envoy-gateway-test --gateway .tools/bin/envoy-gateway --envoy $(TOLLGATE_TEST_ENVOY) \
 	  --ratelimit .tools/bin/service_cmd --tollgate $(DEBUG)
 
+# The HTTP/2 of the gRPC port, by a program that sends what clients must not.
+.PHONY: h2spec
+h2spec: $(DEBUG) .tools/bin/h2spec
+	scripts/h2spec --h2spec .tools/bin/h2spec --tollgate $(DEBUG)
+
 # The example rules are valid and pass their tests.
 .PHONY: examples
 examples: $(DEBUG)
@@ -346,7 +352,7 @@ dashboard-tools:
 SECONDS ?= 60
 # Every parser that strangers reach, and those of what other nodes and files say.
 FUZZ_TARGETS := request_head chunks proxy_protocol rule_yaml resp_commands json_bodies rls_request forwarded_fields paths \
-  tokens snapshot import_line peer_sample cell_message
+  tokens snapshot import_line peer_sample cell_message http2
 CARGO_FUZZ := .tools/bin/cargo-fuzz
 .PHONY: fuzz
 fuzz: toolchain $(CARGO_FUZZ)
@@ -400,10 +406,12 @@ bench-tools:
 $(THROTTLECRAB): | bench-tools
 	$(CARGO) install throttlecrab-server --version 0.4.40 --locked --root .tools --target-dir $(TARGET)/tools
 
-.tools/test/service_cmd: GO_BUILD_FLAGS := '-gcflags=all=-N -l' '-ldflags=-s -w'
 .tools/bin/service_cmd .tools/test/service_cmd:
-	GOBIN=$(CURDIR)/$(@D) GOFLAGS=-mod=mod go install $(GO_BUILD_FLAGS) \
+	GOBIN=$(CURDIR)/$(@D) GOFLAGS=-mod=mod go install $(if $(filter .tools/test/%,$@),$(UNOPTIMIZED)) \
 	  github.com/envoyproxy/ratelimit/src/service_cmd@v1.4.1-0.20260122083618-3fb702589d36
+
+.tools/bin/h2spec:
+	GOBIN=$(CURDIR)/.tools/bin go install github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible
 
 # gubernator with a fixed list of peers: its own daemon, started by a few lines.
 .tools/bin/gubernator-node: bench/gubernator/main.go bench/gubernator/go.mod

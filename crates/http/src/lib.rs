@@ -9,6 +9,7 @@
 //! | [`identity`] | the attributes of a request: address, API key, user, endpoint |
 //! | [`headers`] | lookup of header fields, in a map or in the bytes of a head |
 //! | [`h1`] | the HTTP/1 parser for heads and chunked bodies of untrusted clients |
+//! | [`h2`] | HTTP/2 without I/O: frames, HPACK, streams and windows, for untrusted clients |
 //! | [`same_site`] | requests that a browser sends on behalf of another site |
 //! | [`date`] | the `Date` field |
 //! | [`traceparent`] | W3C Trace Context |
@@ -19,6 +20,7 @@
 
 pub mod date;
 pub mod h1;
+pub mod h2;
 pub mod headers;
 mod hex;
 pub mod identity;

@@ -3,11 +3,13 @@
 //!
 //! | module | protocol |
 //! |---|---|
+//! | `grpc` | the gRPC server that the next two run on |
 //! | [`rls`] | Envoy's rate limit service over gRPC, with health and reflection |
 //! | [`rlqs`] | Envoy's rate limit quota service, on the same gRPC port |
 //! | [`http`] | JSON over HTTP: checks, reservations, the Envoy service's `/json`, health |
 //! | [`resp`] | the Redis protocol: `CL.THROTTLE`, and rule-based checks |
 
+mod grpc;
 pub mod http;
 #[doc(hidden)]
 pub mod properties;

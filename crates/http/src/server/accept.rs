@@ -1,8 +1,8 @@
 //! The accept loop of every server: connections within their slots (`connections`), accepted with back-off, drained
 //! before the end.
 //!
-//! A server gives [`serve`] a function that serves one connection. Servers whose settings change while they run (the
-//! gateway) or whose connections are served by another library (gRPC) use [`accept`], which `serve` is made of.
+//! A server gives [`serve`] a function that serves one connection. The gateway, whose settings change while it runs, uses
+//! [`accept`], which `serve` is made of.
 
 use super::connections::{Activity, ConnectionSlot, ConnectionSlots, WhenFull};
 use super::drain::{Drain, GRACE_PERIOD};
@@ -51,6 +51,9 @@ pub trait Listener: Send + Sync {
     /// A connection.
     type Stream: Send;
 
+    /// Sets the options of its connections.
+    fn prepare(&self);
+
     /// Waits for the next connection, and returns it with its peer. Those without a network have an address of loopback.
     fn accept(&self) -> impl Future<Output = io::Result<(Self::Stream, SocketAddr)>> + Send;
 
@@ -60,6 +63,10 @@ pub trait Listener: Send + Sync {
 
 impl Listener for TcpListener {
     type Stream = TcpStream;
+
+    fn prepare(&self) {
+        prepare(self);
+    }
 
     fn accept(&self) -> impl Future<Output = io::Result<(TcpStream, SocketAddr)>> + Send {
         Self::accept(self)
@@ -151,17 +158,17 @@ pub enum NewConnections {
 
 /// Accepts and serves connections until `stop` resolves, then drains. Each connection is a task; its [`Drain`] signals
 /// when to finish, and it keeps its [`Activity`] up to date.
-pub async fn serve<F, C>(
-    listener: TcpListener,
+pub async fn serve<L: Listener, F, C>(
+    listener: L,
     slots: ConnectionSlots,
     shutdown: Shutdown,
     stop: impl Future<Output = ()> + Send,
     connection: F,
 ) where
-    F: Fn(TcpStream, SocketAddr, Arc<Drain>, Arc<Activity>) -> C + Send + Sync,
+    F: Fn(L::Stream, SocketAddr, Arc<Drain>, Arc<Activity>) -> C + Send + Sync,
     C: Future<Output = ()> + Send + 'static,
 {
-    prepare(&listener);
+    listener.prepare();
     let accept_into = async |drain: &Arc<Drain>| {
         loop {
             let (stream, peer, slot) = accept(&listener, &slots).await;

@@ -561,6 +561,12 @@ impl Activity {
         self.state.load(Ordering::Relaxed) == SILENT
     }
 
+    /// Returns whether a complete request is in progress.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == BUSY
+    }
+
     /// Returns since when the connection has waited for its client; `None` if it does not.
     fn idle_since(&self, now: u64) -> Option<u64> {
         match self.state.compare_exchange(WAITING, IDLE + now, Ordering::Relaxed, Ordering::Relaxed) {

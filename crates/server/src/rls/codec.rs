@@ -67,10 +67,13 @@ impl<U: Readable> Decoder for StrictDecoder<U> {
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         // Not a copy: the buffer hands out what it owns.
-        let bytes = buffer.copy_to_bytes(buffer.remaining());
-        U::decode(bytes.clone())
-            .or_else(|error| U::repair(bytes).ok_or(error))
-            .map(Some)
-            .map_err(|error| Status::invalid_argument(format!("malformed message: {error}")))
+        decode(&buffer.copy_to_bytes(buffer.remaining())).map(Some)
     }
+}
+
+/// Decodes a message.
+pub(crate) fn decode<U: Readable>(message: &[u8]) -> Result<U, Status> {
+    U::decode(message)
+        .or_else(|error| U::repair(Bytes::copy_from_slice(message)).ok_or(error))
+        .map_err(|error| Status::invalid_argument(format!("malformed message: {error}")))
 }

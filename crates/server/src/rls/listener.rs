@@ -56,13 +56,6 @@ impl GrpcListener {
             Self::Unix(socket) => socket.path.display().to_string(),
         }
     }
-
-    /// Sets the options of its connections.
-    pub(super) fn prepare(&self) {
-        if let Self::Tcp(listener) = self {
-            prepare(listener);
-        }
-    }
 }
 
 /// Returns whether a file is a socket without a listener. Connecting to any other file is refused as well.
@@ -83,6 +76,12 @@ impl Drop for UnixSocket {
 
 impl Listener for GrpcListener {
     type Stream = Socket;
+
+    fn prepare(&self) {
+        if let Self::Tcp(listener) = self {
+            prepare(listener);
+        }
+    }
 
     async fn accept(&self) -> io::Result<(Socket, SocketAddr)> {
         match self {

@@ -1,16 +1,13 @@
 //! Envoy's rate limit service (RLS).
 //!
-//! [`handle`] implements the protocol without a transport (messages in, messages out), so that another HTTP/2 server
-//! can host it. `service` runs it on tonic; `sdk_extension` is the extension for the Rust SDK. A malformed request is
+//! [`handle`] implements the protocol without a transport (messages in, messages out). `service` runs it on the gRPC server
+//! (`crate::grpc`); `sdk_extension` is the extension for the Rust SDK. A malformed request is
 //! always reported as the client's error.
 
 pub(crate) mod codec;
 mod decode;
-mod dispatch;
 mod encode;
 mod health;
-mod incoming;
-mod incoming_tls;
 mod lenient;
 mod listener;
 mod sdk_extension;

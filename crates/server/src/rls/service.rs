@@ -1,31 +1,29 @@
-//! The gRPC server: the rate limit service on tonic, with the quota service and the standard health and reflection
-//! services.
+//! The gRPC server: the rate limit service, with the quota service and the standard health and reflection services.
 
-use super::dispatch::Dispatch;
-use super::incoming::incoming;
-use super::listener::GrpcListener;
+use super::codec;
+use super::listener::{GrpcListener, Socket};
 use super::proto::DESCRIPTORS;
-use super::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
-    RateLimitService, RateLimitServiceServer,
-};
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use super::{BadRequest, HealthNames, ResponseStyle, RlsError, sdk_extension};
+use crate::grpc::{self, Unary};
 use crate::rlqs::{QuotaServer, QuotaService, RlqsConfig};
 use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tollgate_core::CounterStore;
-use tollgate_engine::Limiter;
+use tollgate_core::{CounterStore, Timestamp};
+use tollgate_engine::{Limiter, TraceContext};
+use tollgate_http::h2::Head;
 use tollgate_http::response::ResponseConfig;
-use tollgate_http::server::connections::{ConnectionBudget, FIRST_REQUEST, PortLimits, WhenFull};
+use tollgate_http::server::accept::{self, NewConnections, Shutdown};
+use tollgate_http::server::connections::{Activity, ConnectionBudget, FIRST_REQUEST, PortLimits, WhenFull};
+use tollgate_http::server::{Drain, GRACE_PERIOD};
 use tollgate_http::tls::ServerTls;
 use tollgate_http::traceparent;
+use tonic::Status;
+use tonic::metadata::MetadataMap;
 use tonic::server::NamedService;
 use tonic::service::Routes;
-use tonic::transport::Server;
-use tonic::{Request, Response, Status};
 
 /// Settings of the gRPC server.
 #[derive(Clone, Debug)]
@@ -54,6 +52,8 @@ pub struct RlsConfig {
     pub max_age: Option<Duration>,
     /// Time after that in which it ends whatever goes on: streams need not end by themselves.
     pub max_age_grace: Option<Duration>,
+    /// Time for the requests in flight when the server shuts down.
+    pub drain: Duration,
     /// Settings of the quota service.
     pub rlqs: RlqsConfig,
 }
@@ -74,6 +74,7 @@ impl Default for RlsConfig {
             tls: None,
             max_age: None,
             max_age_grace: None,
+            drain: DRAIN,
             rlqs: RlqsConfig::default(),
         }
     }
@@ -83,8 +84,11 @@ impl Default for RlsConfig {
 /// part of a message could have it rejected, which lets a request pass at proxies that fail open.
 pub(crate) const MAX_MESSAGE: usize = 4 << 20;
 
-/// A client that has been quiet for this long is asked whether it is there, and has as long to answer.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Default of [`RlsConfig::drain`].
+const DRAIN: Duration = Duration::from_secs(30);
+
+/// Name of the rate limit service.
+const NAME: &str = "envoy.service.ratelimit.v3.RateLimitService";
 
 /// Protocols that the listener offers with TLS.
 pub const ALPN: &[&[u8]] = &[b"h2"];
@@ -106,25 +110,45 @@ impl From<BadRequest> for Status {
     }
 }
 
-#[tonic::async_trait]
-impl<S: CounterStore + 'static> RateLimitService for Service<S> {
-    async fn should_rate_limit(
-        &self,
-        request: Request<RateLimitRequest>,
-    ) -> Result<Response<RateLimitResponse>, Status> {
+/// What is kept of a request's head.
+struct Opening {
+    began: Timestamp,
+    trace: Option<TraceContext>,
+    /// Of a request of the Rust SDK.
+    metadata: Option<Box<MetadataMap>>,
+}
+
+impl<S: CounterStore + 'static> Unary for Service<S> {
+    const PATH: &'static str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+    type Opening = Opening;
+    type Request = (Opening, RateLimitRequest);
+    type Response = RateLimitResponse;
+
+    fn open(&self, head: &Head) -> Opening {
         let began = self.0.clock().now();
-        let trace = traceparent::from_headers(&self.0, request.metadata().as_ref(), || began);
-        let (message, metadata) = (request.get_ref(), request.metadata());
-        let response = if metadata.contains_key(sdk_extension::METADATA_KEY) {
+        let trace = traceparent::from_headers(&self.0, head, || began);
+        let is_extended = head.get(sdk_extension::METADATA_KEY.as_bytes()).is_some();
+        let metadata = is_extended.then(|| Box::new(MetadataMap::from_headers(head.to_map())));
+        Opening { began, trace, metadata }
+    }
+
+    fn decode(&self, opening: Opening, message: &[u8]) -> Result<Self::Request, Status> {
+        Ok((opening, codec::decode(message)?))
+    }
+
+    async fn call(&self, (opening, message): Self::Request) -> Result<RateLimitResponse, Status> {
+        let Opening { began, trace, metadata } = opening;
+        let response = match &metadata {
             // Boxed, so that the futures of all other checks have no room for it.
-            Box::pin(sdk_extension::handle(&self.0, &self.1, message, metadata, trace.as_ref())).await
-        } else {
-            super::handle(&self.0, message, trace.as_ref(), &self.2).await.map_err(Status::from)
+            Some(metadata) => {
+                Box::pin(sdk_extension::handle(&self.0, &self.1, &message, metadata, trace.as_ref())).await
+            }
+            None => super::handle(&self.0, &message, trace.as_ref(), &self.2).await.map_err(Status::from),
         };
         if response.is_ok() {
             self.0.record_latency("rls", 1, self.0.clock().now().since(began));
         }
-        response.map(Response::new)
+        response
     }
 }
 
@@ -141,7 +165,7 @@ pub async fn serve<S: CounterStore + 'static>(
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let (health, health_service) = tonic_health::server::health_reporter();
     let names = config.health;
-    let services = [<RateLimitServiceServer<Service<S>> as NamedService>::NAME, QuotaServer::NAME];
+    let services = [NAME, QuotaServer::NAME];
     names.begin(&health, &services).await;
     let reflection = || {
         tonic_reflection::server::Builder::configure()
@@ -150,8 +174,7 @@ pub async fn serve<S: CounterStore + 'static>(
     };
     let (stop, stopping) = watch::channel(false);
     let quotas = QuotaService::start(Arc::clone(&limiter), config.rlqs, stopping);
-    let service = RateLimitServiceServer::new(Service(limiter, config.responses, config.style))
-        .max_decoding_message_size(config.message_bytes);
+    let service = Arc::new(Service(limiter, config.responses, config.style));
     let drained = async move {
         tokio::select! {
             () = drain => {}
@@ -166,28 +189,50 @@ pub async fn serve<S: CounterStore + 'static>(
         first_request: config.first_request,
         ..PortLimits::new(config.connections, WhenFull::Wait)
     });
-    let tls = config.tls;
-    let lifetime = config.max_age.zip(config.max_age_grace).and_then(|(age, grace)| age.checked_add(grace));
-    let incoming = pin!(incoming(listener.into(), slots, tls.clone(), lifetime));
-    let mut server = Server::builder();
-    if let Some(age) = config.max_age {
-        // With a grace too, tonic never asks and cuts the connection after both: the stream beneath it does that.
-        server = server.max_connection_age(age);
-    }
     let others = Routes::new(quotas)
-        .add_service(health_service)
+        // Names of services are short.
+        .add_service(health_service.max_decoding_message_size(64 << 10))
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?)
         .prepare();
-    let serving = server
-        .max_concurrent_streams(config.streams)
-        .http2_keepalive_interval(Some(KEEP_ALIVE))
-        .http2_keepalive_timeout(Some(KEEP_ALIVE))
-        .serve_with_incoming_shutdown(Dispatch { first: service, others }, incoming, drained);
+    let settings = Arc::new(grpc::Settings {
+        message_bytes: config.message_bytes,
+        streams: config.streams,
+        max_age: config.max_age,
+        max_age_grace: config.max_age_grace,
+    });
+    let tls = config.tls;
+    let connection = |stream: Socket, _, drain: Arc<Drain>, activity: Arc<Activity>| {
+        let (service, others, settings) = (Arc::clone(&service), others.clone(), Arc::clone(&settings));
+        let tls = tls.clone();
+        async move {
+            let Some(tls) = tls else {
+                return grpc::serve(stream, &*service, others, &settings, &drain, &activity).await;
+            };
+            // A client that does not finish the handshake is silent, and ends as such; nobody ends those while the server drains.
+            let begun = drain.begun();
+            let late = async {
+                if !drain.has_begun() {
+                    begun.await;
+                }
+                tokio::time::sleep(GRACE_PERIOD).await;
+            };
+            let accepted = tokio::select! {
+                accepted = tls.acceptor().accept(stream) => accepted,
+                () = late => return,
+            };
+            let Ok(stream) = accepted else { return };
+            if tls.check_client(stream.get_ref().1.peer_certificates()).is_ok() {
+                grpc::serve(stream, &*service, others, &settings, &drain, &activity).await;
+            }
+        }
+    };
+    let shutdown = Shutdown { timeout: config.drain, new_connections: NewConnections::Reject };
     tokio::select! {
-        served = serving => Ok(served?),
-        () = tollgate_http::tls::watch(tls.as_deref()) => Ok(()),
+        () = accept::serve(listener.into(), slots, shutdown, drained, connection) => {}
+        () = tollgate_http::tls::watch(tls.as_deref()) => {}
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -226,11 +271,12 @@ mod tests {
             };
             let entries = vec![Entry { key: "k".to_owned(), value: "v".to_owned() }];
             let descriptors = vec![RateLimitDescriptor { entries, ..Default::default() }];
-            Request::new(RateLimitRequest { domain: domain.to_owned(), descriptors, hits_addend: 0 })
+            let opening = Opening { began: Timestamp::from_secs(1_000), trace: None, metadata: None };
+            (opening, RateLimitRequest { domain: domain.to_owned(), descriptors, hits_addend: 0 })
         };
-        service.should_rate_limit(request("")).await.expect_err("rejected");
+        service.call(request("")).await.expect_err("rejected");
         assert_eq!(timed.0.load(Ordering::Relaxed), 0);
-        service.should_rate_limit(request("d")).await.expect("a response");
+        service.call(request("d")).await.expect("a response");
         assert_eq!(timed.0.load(Ordering::Relaxed), 1);
     }
 

@@ -1,0 +1,200 @@
+//! The head of a request: its fields in order, and the rules that a head must keep (RFC 9113, section 8). One value is
+//! used for all requests of a connection, so that a head allocates nothing.
+
+use super::hpack::FIELD_OVERHEAD;
+use crate::headers::HeaderLookup;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use std::ops::Range;
+
+/// What a field means for a request; found once for each field of a dynamic table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Meaning {
+    Method,
+    Scheme,
+    Authority,
+    Path,
+    ContentLength(u64),
+    Other,
+    /// No request may have it.
+    Invalid,
+}
+
+impl Meaning {
+    pub(super) fn of(name: &[u8], value: &[u8]) -> Self {
+        // Space around a value would be read in two ways, and what other parsers refuse would be left out by some.
+        let is_padded = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
+        if value.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t')
+            || is_padded(value.first())
+            || is_padded(value.last())
+        {
+            return Self::Invalid;
+        }
+        match name {
+            b":method" if is_token(value) => Self::Method,
+            b":path" if !value.is_empty() => Self::Path,
+            b":scheme" => Self::Scheme,
+            b":authority" => Self::Authority,
+            // Fields of a connection, which HTTP/2 has others for.
+            b"connection" | b"keep-alive" | b"proxy-connection" | b"transfer-encoding" | b"upgrade" => {
+                Self::Invalid
+            }
+            b"te" if value != b"trailers" => Self::Invalid,
+            b"content-length" => match std::str::from_utf8(value).ok().filter(|text| is_digits(text)) {
+                Some(text) => text.parse().map_or(Self::Invalid, Self::ContentLength),
+                None => Self::Invalid,
+            },
+            _ if is_token(name) && !name.iter().any(u8::is_ascii_uppercase) => Self::Other,
+            _ => Self::Invalid,
+        }
+    }
+}
+
+fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Returns whether this is a `token` of RFC 9110.
+fn is_token(text: &[u8]) -> bool {
+    let is_token = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
+    !text.is_empty() && text.iter().all(is_token)
+}
+
+/// The fields of a request's head.
+#[derive(Debug, Default)]
+pub struct Head {
+    text: Vec<u8>,
+    fields: Vec<(Range<usize>, Range<usize>)>,
+    method: Option<Range<usize>>,
+    scheme: Option<Range<usize>>,
+    authority: Option<Range<usize>>,
+    path: Option<Range<usize>>,
+    content_length: Option<u64>,
+    is_malformed: bool,
+    /// What the fields count, also those that were not kept.
+    size: usize,
+    max_size: usize,
+}
+
+impl Head {
+    /// Creates a head for fields of this size at most, as RFC 9113 counts it.
+    pub(super) fn new(max_size: usize) -> Self {
+        Self { max_size, ..Self::default() }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.text.clear();
+        self.fields.clear();
+        (self.method, self.scheme, self.authority, self.path) = (None, None, None, None);
+        (self.content_length, self.is_malformed, self.size) = (None, false, 0);
+    }
+
+    /// Frees memory that an earlier head has needed.
+    pub(super) fn shrink(&mut self) {
+        *self = Self::new(self.max_size);
+    }
+
+    /// Adds a field.
+    pub(super) fn push(&mut self, meaning: Meaning, name: &[u8], value: &[u8]) {
+        self.size = self.size.saturating_add(name.len() + value.len() + FIELD_OVERHEAD);
+        if self.is_too_large() {
+            return;
+        }
+        let begin = self.text.len();
+        let pseudo = match meaning {
+            Meaning::Method => &mut self.method,
+            Meaning::Scheme => &mut self.scheme,
+            Meaning::Authority => &mut self.authority,
+            Meaning::Path => &mut self.path,
+            Meaning::Invalid => return self.is_malformed = true,
+            Meaning::ContentLength(_) | Meaning::Other => {
+                if let Meaning::ContentLength(length) = meaning {
+                    self.is_malformed |=
+                        self.content_length.replace(length).is_some_and(|other| other != length);
+                }
+                self.text.extend_from_slice(name);
+                self.text.extend_from_slice(value);
+                let middle = begin + name.len();
+                return self.fields.push((begin..middle, middle..self.text.len()));
+            }
+        };
+        self.text.extend_from_slice(value);
+        // Before all other fields, and once.
+        self.is_malformed |= pseudo.replace(begin..self.text.len()).is_some() || !self.fields.is_empty();
+    }
+
+    /// Returns whether the fields are larger than they may be.
+    pub(super) const fn is_too_large(&self) -> bool {
+        self.size > self.max_size
+    }
+
+    /// Returns whether this may be the head of a request. (`CONNECT`, which has no path, is nothing that we serve.)
+    pub(super) const fn is_request(&self) -> bool {
+        !self.is_malformed && self.method.is_some() && self.scheme.is_some() && self.path.is_some()
+    }
+
+    /// Returns whether these may be the trailers of a request.
+    pub(super) const fn is_trailers(&self) -> bool {
+        let has_pseudo = self.method.is_some() || self.scheme.is_some() || self.path.is_some();
+        !(self.is_malformed || has_pseudo || self.authority.is_some())
+    }
+
+    pub(super) const fn content_length(&self) -> Option<u64> {
+        self.content_length
+    }
+
+    fn text(&self, range: Option<&Range<usize>>) -> &[u8] {
+        range.map_or(&[], |range| &self.text[range.clone()])
+    }
+
+    /// Returns the method.
+    #[must_use]
+    pub fn method(&self) -> &[u8] {
+        self.text(self.method.as_ref())
+    }
+
+    /// Returns the path, with its query.
+    #[must_use]
+    pub fn path(&self) -> &[u8] {
+        self.text(self.path.as_ref())
+    }
+
+    /// Returns the authority; empty if there is none.
+    #[must_use]
+    pub fn authority(&self) -> &[u8] {
+        self.text(self.authority.as_ref())
+    }
+
+    /// Returns the first value of a field, by its name in lower case.
+    #[must_use]
+    pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
+        let (_, value) = self.fields.iter().find(|(field, _)| &self.text[field.clone()] == name)?;
+        Some(&self.text[value.clone()])
+    }
+
+    /// Returns all fields as a map.
+    #[must_use]
+    pub fn to_map(&self) -> HeaderMap {
+        let mut map = HeaderMap::with_capacity(self.fields.len());
+        for (name, value) in self.each() {
+            // Names were examined when they were decoded; a value may still be one that a map does not take.
+            if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
+                map.append(name, value);
+            }
+        }
+        map
+    }
+}
+
+impl HeaderLookup for Head {
+    fn all(&self, name: &HeaderName) -> impl DoubleEndedIterator<Item = &[u8]> {
+        let named = self
+            .fields
+            .iter()
+            .filter(move |(field, _)| &self.text[field.clone()] == name.as_str().as_bytes());
+        named.map(|(_, value)| &self.text[value.clone()])
+    }
+
+    fn each(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.fields.iter().map(|(name, value)| (&self.text[name.clone()], &self.text[value.clone()]))
+    }
+}

@@ -1,0 +1,94 @@
+//! What a client could fill memory with, stall or confuse.
+
+use super::*;
+
+/// Responses that wait for a window are forgotten with their streams, also when the server resets these.
+#[test]
+fn streams_that_the_server_resets_wait_for_no_window() {
+    let mut peer = peer();
+    peer.feed(&settings(&[(4, 0)])).expect("valid");
+    peer.connection.send_waiting();
+    for stream in (1..40_000).step_by(2) {
+        peer.feed(&headers(stream, frame::END_STREAM, &[])).expect("valid");
+        peer.connection.respond(stream, b"\x88", |body| body.put_slice(b"body"), b"\x89");
+        // PRIORITY of four bytes: a mistake.
+        peer.feed(&client_frame(frame::PRIORITY, 0, stream, &[0; 4])).expect("valid");
+        peer.connection.send_waiting();
+        peer.sent();
+    }
+    assert_eq!(peer.connection.open(), 0);
+    assert!(peer.connection.waiting() < 5_000, "{}", peer.connection.waiting());
+}
+
+/// The window that padding takes comes back although the server does not read it, or a body of little else would stall.
+#[test]
+fn padding_gives_its_window_back() {
+    let mut peer = peer();
+    peer.feed(&headers(1, 0, &[])).expect("valid");
+    let padded = client_frame(frame::DATA, frame::PADDED, 1, &[&[254][..], &[0; 255]].concat());
+    for _ in 0..400 {
+        peer.feed(&padded).expect("valid");
+    }
+    assert_eq!(peer.resets(), []);
+}
+
+/// nghttp2 and QUICHE end a connection whose first field is not preceded by the size of the table, if they allow less than the
+/// default; proxies with such a setting would let every request pass.
+#[test]
+fn a_client_that_allows_a_smaller_table_is_told_once_that_there_is_none() {
+    let mut peer = peer();
+    peer.feed(&settings(&[(1, 4_095)])).expect("valid");
+    for stream in [1, 3, 5] {
+        peer.feed(&headers(stream, frame::END_STREAM, &[])).expect("valid");
+        peer.feed(&settings(&[(1, 0)])).expect("valid");
+    }
+    peer.sent();
+    for stream in [1, 3, 5] {
+        peer.connection.send_only_head(stream, b"\x88");
+    }
+    let blocks: Vec<_> = peer.sent().into_iter().map(|sent| sent.payload).collect();
+    assert_eq!(blocks, [&b"\x20\x88"[..], b"\x88", b"\x88"]);
+}
+
+#[test]
+fn the_last_stream_of_a_shutdown_stays_the_last() {
+    let mut peer = peer();
+    peer.feed(&headers(1, frame::END_STREAM, &[])).expect("valid");
+    peer.connection.begin_shutdown();
+    peer.connection.finish_shutdown();
+    peer.feed(&headers(9, frame::END_STREAM, &[])).expect("valid");
+    peer.feed(&window_update(0, 0)).expect_err("a violation");
+    let last = peer.sent().pop().expect("a frame");
+    assert_eq!((last.kind, &last.payload[..4]), (frame::GOAWAY, &[0, 0, 0, 1][..]));
+}
+
+/// A stream that breaks two rules at a time comes back once, or its call would go on for nobody.
+#[test]
+fn the_data_of_a_stream_comes_back_whatever_else_is_wrong() {
+    let mut peer = peer();
+    let on_itself = |flags| {
+        let payload = [&[0, 0, 0, 1, 0][..], &block(&[])].concat();
+        client_frame(frame::HEADERS, flags | frame::END_HEADERS | frame::HAS_PRIORITY, 1, &payload)
+    };
+    assert_eq!(peer.feed(&on_itself(0)).expect("valid"), [Seen::Reset(1)]);
+    let mut peer = self::peer();
+    peer.feed(&headers(1, 0, &[])).expect("valid");
+    // No trailers, and dependent on itself.
+    assert_eq!(peer.feed(&on_itself(0)).expect("valid"), [Seen::Reset(1)]);
+    assert_eq!(peer.connection.open(), 0);
+}
+
+/// Memory that is freed between requests is no part of the connection's state.
+#[test]
+fn requests_are_read_after_memory_is_freed() {
+    let mut peer = peer();
+    // The first adds its path to the table, the second refers to it there.
+    let block = [&b"\x83\x86\x44\x02/x"[..], b"\x83\x86\xbe"];
+    for (stream, block) in [1, 3].into_iter().zip(block) {
+        let flags = frame::END_HEADERS | frame::END_STREAM;
+        let seen = peer.feed(&client_frame(frame::HEADERS, flags, stream, block)).expect("valid");
+        assert_eq!(seen, [Seen::Request(stream, "/x".to_owned(), true)]);
+        peer.connection.send_only_head(stream, b"\x88");
+        peer.connection.shrink();
+    }
+}
