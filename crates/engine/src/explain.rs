@@ -5,10 +5,11 @@
 //! not active are explained by the same counters, as far as they have them in common.
 
 use crate::check::{Check, CheckInput};
+use crate::decide::plan_into;
 use crate::decision::{Decision, DecisionDetails};
 use crate::dry_run::DryRun;
 use crate::emergency::{MeasureAction, MeasureEffect};
-use crate::limiter::{Limiter, plan_into};
+use crate::limiter::Limiter;
 use crate::usage::{self, GrantBalance, LimitSource, UsageError};
 use smallvec::SmallVec;
 use std::sync::Arc;

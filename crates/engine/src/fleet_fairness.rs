@@ -5,17 +5,19 @@
 //! guarantee tries that first. Only a guess that was wrong costs a second call: the first denial of a contention, and a
 //! guarantee that has just been used up, which is then left alone for a moment.
 
+use crate::decide::Tried;
 use crate::decision::DecisionDetails;
 use crate::fold;
 use crate::in_flight::{FleetPlace, FleetPlaces};
-use crate::limiter::{Limiter, Tried};
+use crate::limiter::Limiter;
 use arc_swap::ArcSwap;
-use foldhash::fast::RandomState;
+use foldhash::SharedSeed;
+use foldhash::fast::{RandomState, SeedableRandomState};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use tollgate_core::{
     Admission, Charge, CounterStore, Enforcement, Outcome, Outcomes, PermitId, Priority, StoreError,
     Timestamp,
@@ -39,11 +41,17 @@ struct DomainFleet {
 
 type Domains = HashMap<Box<str>, Arc<DomainFleet>, RandomState>;
 
+/// Seeds of the hashes of tenants and counters: a secret of the process. All its limiters have the same, so that those which are sent the
+/// same requests (a preview, say) have the same collisions in their tables, and decide alike.
+static SEEDS: LazyLock<(u64, SharedSeed)> = LazyLock::new(|| {
+    let system = std::hash::RandomState::new();
+    (system.hash_one(1_u8), SharedSeed::from_u64(system.hash_one(2_u8)))
+});
+
 /// Shares of the fleets of all domains; none if no rule asks for any.
-#[derive(Default)]
 pub(crate) struct FleetShares {
     domains: ArcSwap<Domains>,
-    hasher: RandomState,
+    hasher: SeedableRandomState,
     /// Guarantees and reserves that were found used up a moment ago.
     pub(crate) marks: UsedUpMarks,
 }
@@ -74,7 +82,9 @@ struct FleetEntry {
 
 impl FleetShares {
     pub(crate) fn new(rules: &Ruleset) -> Self {
-        let shares = Self::default();
+        let (seed, shared) = &*SEEDS;
+        let hasher = SeedableRandomState::with_seed(*seed, shared);
+        let shares = Self { domains: ArcSwap::default(), hasher, marks: UsedUpMarks::default() };
         shares.on_rules_changed(rules);
         shares
     }

@@ -2,7 +2,8 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `limiter` | the decision path |
+//! | `limiter` | the limiter: its parts and settings |
+//! | `decide` | the decision path |
 //! | `check` | the input of a check |
 //! | `decision`, `decision_id` | the complete answer to a check, and its ID |
 //! | `decision_body` | the memory that decisions are written in, reused by each thread |
@@ -12,7 +13,8 @@
 //! | `reconcile` | charging the shared counters afterwards |
 //! | `permits`, `permit_guard` | permits of a request in flight; a guard that renews and releases them |
 //! | `delay_queue` | where `action: delay` parks requests, bounded in number |
-//! | `fleet_fairness` | tenants' shares of the fleet's capacity |
+//! | `fleet_fairness`, `fleet_marks` | tenants' shares of the fleet's capacity; counters of it that are used up |
+//! | `fleet_shadow`, `fleet_refund` | the capacity in shadow mode; what a refund gives back of it |
 //! | `fleet_shed` | requests that the fleet's capacity sheds: why, and how many; the capacity's state |
 //! | `release_retry` | releases of permits that failed, tried again |
 //! | `in_flight`, `by_rule` | permits held, by rule; bounded counters by rule name |
@@ -29,6 +31,8 @@
 //! | `usage` | usage of a caller's limits, and resets |
 //! | `explain`, `dry_run` | what would be decided and why, without charging |
 //! | `observer` | the observer interface |
+//! | `panic` | panics while a request is decided: its fail policy decides |
+//! | `region_view`, `shown_limits` | how cells share a limit; which limits are shown |
 //! | `consumption` | what requests use of the rules that are billed |
 //! | `refill` | what time refills of pending charges of the fleet's capacity |
 //! | `reconsider` | second attempt after a denial: other shards of a split counter, grants |
@@ -43,6 +47,7 @@ mod charge_record;
 mod check;
 mod check_shedding;
 mod consumption;
+mod decide;
 mod decision;
 mod decision_body;
 mod decision_id;

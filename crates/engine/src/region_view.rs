@@ -4,8 +4,9 @@
 //! recorded and all others would carry what this needs.
 
 use crate::check::Check;
+use crate::decide::plan_into;
 use crate::decision::{Decision, LimitStatus};
-use crate::limiter::{Limiter, plan_into};
+use crate::limiter::Limiter;
 use tollgate_core::{Charge, CounterKey, CounterStore, PermitId, RegionStatus};
 use tollgate_rules::Plan;
 

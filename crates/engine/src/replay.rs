@@ -1,12 +1,13 @@
 //! Replay of a sampled request that represents many, for impact previews, on separate counters.
 
 use crate::check::Check;
+use crate::decide::plan_into;
 use crate::decision::{DecidedBy, Decision};
 use crate::decision_body::Contents;
 use crate::decision_id::DrawnId;
 use crate::fleet_fairness::FleetRanking;
 use crate::fold;
-use crate::limiter::{Limiter, plan_into};
+use crate::limiter::Limiter;
 use smallvec::SmallVec;
 use std::ops::Range;
 use tollgate_core::{

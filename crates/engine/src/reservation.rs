@@ -40,11 +40,12 @@ pub(crate) use counters::{ReservedCharge, reserved_charges};
 pub use results::{ClosedReservation, RemainingUnits, Reservation, ReserveError, SettleError, Settlement};
 
 use crate::check::Check;
+use crate::decide::plan_into;
 use crate::decision::{Decision, DecisionDetails, DecisionVerdict};
 use crate::decision_body::Contents;
 use crate::decision_id::{DecisionId, DrawnId};
 use crate::fold;
-use crate::limiter::{Limiter, plan_into};
+use crate::limiter::Limiter;
 use budget::FairBudget;
 use claim::{Claim, Claimed};
 use outage::Records;

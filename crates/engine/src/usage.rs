@@ -5,8 +5,9 @@
 //! caller shares with others are marked, and never reset: that would refund units of others.
 
 use crate::check::Check;
+use crate::decide::plan_into;
 use crate::grant::Grants;
-use crate::limiter::{Limiter, plan_into};
+use crate::limiter::Limiter;
 use crate::signals::SignalError;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
