@@ -2,8 +2,11 @@
 //! instruction. The ledger's part for counters that are charged again and again.
 //!
 //! A name is a seeded hash of 64 bits. Some of them choose a set, which is a cache line of eight slots; the others are the
-//! slot's tag, beside a count of 16 bits. Three more choose the slot that is tried first: comparing the eight tags of a set
-//! takes longer than all else that is done here. A counter that finds no room in its set is in the neighboring one.
+//! slot's tag, beside a count of 16 bits. A counter that finds no room in its set is in another one of the same group.
+//!
+//! All eight tags of a set are compared, without a branch: which slot it is cannot be predicted, and a branch that is predicted
+//! wrong waits for the line, which has often just been requested. Rejected: to try a slot that the name chooses first, which with
+//! many counters is another's every third time.
 //!
 //! **Counts only grow.** The thread adds by a load and a store; the tick, on another thread, reads them and remembers how
 //! much it has reported. If it reset them, the thread would need a locked instruction for each addition. So what is
@@ -19,6 +22,7 @@
 
 use crate::charge_codec::SentCounter;
 use crate::ledger::{Consumed, SharedCounters};
+use std::hint::select_unpredictable;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tollgate_core::Charge;
@@ -29,8 +33,10 @@ const SLOTS: usize = 8;
 const SET_BITS: u32 = 13;
 /// Sets whose bits are in one number.
 const SETS_EACH: usize = u64::BITS as usize;
-/// The first set of each pair of neighbors.
-const PAIRS: u64 = 0x5555_5555_5555_5555;
+/// Sets of a group, which take what one of them has no room for.
+const GROUP: usize = 4;
+/// The first set of each group.
+const GROUPS: u64 = 0x1111_1111_1111_1111;
 /// Bits of a count.
 const COUNT: u64 = 0xffff;
 
@@ -40,24 +46,27 @@ const COUNT: u64 = 0xffff;
 struct Set([AtomicU64; SLOTS]);
 
 impl Set {
-    /// Returns the slot with this tag. All are compared before the one branch: which one matches cannot be predicted.
+    /// Returns the slot with this tag and its count; if there is none, the count is more than a count can be.
     #[inline(always)]
-    fn find(&self, tag: u64) -> Option<usize> {
-        let mut matches = 0_u32;
+    fn find(&self, tag: u64) -> (usize, u64) {
+        let (mut found, mut count) = (0, u64::MAX);
         for (at, slot) in self.0.iter().enumerate() {
-            matches |= u32::from(slot.load(Ordering::Relaxed) & !COUNT == tag) << at;
+            // The count, if the tags are the same.
+            let own = slot.load(Ordering::Relaxed) ^ tag;
+            found = select_unpredictable(own <= COUNT, at, found);
+            count = count.min(own);
         }
-        (matches != 0).then_some(matches.trailing_zeros() as usize)
+        (found, count)
     }
 
-    /// Adds units to a counter of this set. Returns false if it is in none of the slots, or its count has no room for them.
-    #[inline(never)]
+    /// Adds units to a counter of this set. Returns false if it is in none of the slots, or its count has no room for them. Only the
+    /// table's thread adds.
+    #[inline(always)]
     fn add(&self, name: u64, units: u64) -> bool {
-        let Some(slot) = self.find(tag(name)).map(|slot| &self.0[slot]) else { return false };
-        let seen = slot.load(Ordering::Relaxed);
-        let has_room = units <= COUNT - (seen & COUNT);
+        let (slot, count) = self.find(tag(name));
+        let has_room = units <= COUNT && count <= COUNT - units;
         if has_room {
-            slot.store(seen + units, Ordering::Relaxed);
+            self.0[slot].store((tag(name) | count) + units, Ordering::Relaxed);
         }
         has_room
     }
@@ -140,29 +149,15 @@ impl Home<'_> {
     /// Adds units to a counter of this set. Returns false if it is not there, or its count has no room for them.
     #[inline(always)]
     pub(crate) fn add(self, name: u64, units: u64) -> bool {
-        let slot = &self.0.0[preferred(name)];
-        let seen = slot.load(Ordering::Relaxed);
-        // More than a count if the tags differ.
-        let count = seen ^ tag(name);
-        if count <= COUNT && units <= COUNT - count {
-            slot.store(seen + units, Ordering::Relaxed);
-            return true;
-        }
         self.0.add(name, units)
     }
-}
-
-/// Returns the slot in which a counter is unless it was taken.
-#[inline]
-const fn preferred(name: u64) -> usize {
-    (name >> SET_BITS) as usize % SLOTS
 }
 
 impl HotCounts {
     /// Creates room for about this many counters.
     pub(crate) fn new(most: usize) -> Self {
-        // The largest power of two, and at least a set and its neighbor.
-        let sets = 1_usize << (most / SLOTS).max(2).ilog2().min(SET_BITS);
+        // The largest power of two, and at least a group.
+        let sets = 1_usize << (most / SLOTS).max(GROUP).ilog2().min(SET_BITS);
         Self {
             sets: (0..sets).map(|_| Set::default()).collect(),
             owners: (0..sets).map(|_| Mutex::default()).collect(),
@@ -197,8 +192,8 @@ impl HotCounts {
     /// Adds units to a counter that is here. Returns whether they were added: not if its count has no room for them. Called
     /// by the table's thread alone, as [`Self::insert`] is.
     pub(crate) fn add(&self, name: u64, units: u64) -> bool {
-        let place = self.place(name);
-        self.sets[place].add(name, units) || self.sets[place ^ 1].add(name, units)
+        let home = self.place(name);
+        (0..GROUP).any(|other| self.sets[home ^ other].add(name, units))
     }
 
     /// Adds units to a counter whose count is full or that is new here, if there is room for it; `room` is the number of
@@ -214,27 +209,28 @@ impl HotCounts {
             return false;
         }
         let home = self.place(name);
-        // Only this thread takes two of the locks.
-        let mut owners = [home, home ^ 1].map(|place| (&self.sets[place], self.owners(place)));
-        let count = tag(name) | units;
+        // Only this thread takes more than one of the locks.
+        let mut owners: [_; GROUP] =
+            std::array::from_fn(|other| (&self.sets[home ^ other], self.owners(home ^ other)));
+        let first = tag(name) | units;
         for (set, owners) in &mut owners {
-            if let Some(slot) = set.find(tag(name)) {
-                owners.carry(slot, set.count(slot));
-                set.0[slot].store(count, Ordering::Relaxed);
+            let (slot, count) = set.find(tag(name));
+            if let Ok(count) = u16::try_from(count) {
+                owners.carry(slot, count);
+                set.0[slot].store(first, Ordering::Relaxed);
                 return true;
             }
         }
         let has_room =
             || room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1)).is_ok();
-        let slots = || (0..SLOTS).map(|at| at ^ preferred(name));
         let mut taken = None;
         for (at, (set, _)) in owners.iter().enumerate() {
-            taken = taken.or_else(|| slots().find(|slot| set.is_free(*slot)).map(|slot| (at, slot)));
+            taken = taken.or_else(|| (0..SLOTS).find(|slot| set.is_free(*slot)).map(|slot| (at, slot)));
         }
         taken = taken.filter(|_| has_room());
         for (at, (set, owners)) in owners.iter().enumerate() {
             let can_leave = |slot: &usize| owners.can_leave(*slot, set.count(*slot));
-            taken = taken.or_else(|| slots().find(can_leave).map(|slot| (at, slot)));
+            taken = taken.or_else(|| (0..SLOTS).find(can_leave).map(|slot| (at, slot)));
         }
         let Some((at, slot)) = taken else { return false };
         let place = home ^ at;
@@ -242,25 +238,29 @@ impl HotCounts {
         used.store(used.load(Ordering::Relaxed) | 1 << (place % SETS_EACH), Ordering::Relaxed);
         let (set, owners) = &mut owners[at];
         owners.replace(slot, set.is_free(slot), Owner { name, consumed: consumed() });
-        set.0[slot].store(count, Ordering::Relaxed);
+        set.0[slot].store(first, Ordering::Relaxed);
         true
     }
 
     /// Reports the units of each counter of several tables since the last call. All tables of a ledger have the same number of
-    /// sets, so that a counter is in the same pair of them everywhere: `report` receives the pair first, one pair after the
+    /// sets, so that a counter is in the same group of them everywhere: `report` receives the group first, one group after the
     /// other.
     pub(crate) fn drain(tables: &[&Self], mut report: impl FnMut(usize, u64, &Consumed, i64)) {
         let words = tables.iter().map(|table| table.used.len()).max().unwrap_or(0);
         for at in 0..words {
             let used = |table: &&Self| table.used.get(at).map_or(0, |used| used.load(Ordering::Relaxed));
             let mut left = tables.iter().map(used).fold(0, |all, used| all | used);
-            // Both sets of a pair.
-            left = (left | left >> 1) & PAIRS;
+            // All sets of a group.
+            left |= left >> 1;
+            left = (left | left >> 2) & GROUPS;
             while left != 0 {
-                let place = at * SETS_EACH + left.trailing_zeros() as usize;
-                for (table, place) in tables.iter().flat_map(|table| [(table, place), (table, place ^ 1)]) {
+                let group = at * SETS_EACH + left.trailing_zeros() as usize;
+                let sets = group..group + GROUP;
+                for (table, place) in
+                    tables.iter().flat_map(|table| sets.clone().map(move |place| (table, place)))
+                {
                     table.drain_set(place, &mut |name, consumed, units| {
-                        report(place & !1, name, consumed, units);
+                        report(group, name, consumed, units);
                     });
                 }
                 left &= left - 1;
@@ -375,7 +375,7 @@ mod tests {
     /// Without it a busy counter's units spill into the tag of another, or end at 65,535.
     #[test]
     fn a_full_count_begins_anew_and_nothing_is_lost() {
-        let (counts, counter, room) = (HotCounts::new(16), counter(), AtomicUsize::new(100));
+        let (counts, counter, room) = (HotCounts::new(32), counter(), AtomicUsize::new(100));
         let name = 7 << 16;
         let insert = |units| counts.insert(name, units, &room, || consumed(&counter, name));
         assert!(!counts.add(name, 1), "not there yet");
@@ -393,23 +393,24 @@ mod tests {
     /// Without it counters that were used once keep others out for ever, or those in use give way.
     #[test]
     fn idle_counters_give_way_and_others_do_not() {
-        let (counts, counter, room) = (HotCounts::new(16), counter(), AtomicUsize::new(100));
+        let (counts, counter, room) = (HotCounts::new(32), counter(), AtomicUsize::new(100));
         let insert = |name: u64| counts.insert(name, 1, &room, || consumed(&counter, name));
-        let inserted = (1..=20).filter(|at| insert(at << 20)).count();
-        assert_eq!(inserted, 16, "a set and its neighbor");
-        assert_eq!(drained(&counts).len(), 16);
-        assert!(!insert(21 << 20), "all had units in the last tick");
+        let inserted = (1..=40).filter(|at| insert(at << 20)).count();
+        assert_eq!(inserted, 32, "the sets of a group");
+        assert_eq!(drained(&counts).len(), 32);
+        assert!(!insert(41 << 20), "all had units in the last tick");
+        assert!((17..=32).all(|at| counts.add(at << 20, 1)));
         assert!((1..=8).all(|at| counts.add(at << 20, 1)));
-        assert_eq!(drained(&counts).len(), 8);
+        assert_eq!(drained(&counts).len(), 24);
         assert!(
             (9..=9).all(|at| counts.add(at << 20, 1)),
             "idle, and used again before another wants its slot"
         );
-        let inserted = (21..=40).filter(|at| insert(at << 20)).count();
+        let inserted = (41..=60).filter(|at| insert(at << 20)).count();
         assert_eq!(inserted, 7);
         let mut names: Vec<u64> = drained(&counts).into_iter().map(|(name, _)| name >> 20).collect();
         names.sort_unstable();
-        assert_eq!(names, [vec![9], (21..=27).collect()].concat());
+        assert_eq!(names, [vec![9], (41..=47).collect()].concat());
         assert!((1..=8).all(|at| counts.add(at << 20, 1)), "they are still there");
     }
 

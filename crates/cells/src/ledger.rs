@@ -370,11 +370,11 @@ impl Ledger {
         // Where in the list those counters of the tables are that are elsewhere too.
         let mut places: HashMap<u64, Option<usize>, BuildHasherDefault<NameHasher>> =
             elsewhere.iter().map(|(name, _)| (*name, None)).collect();
-        // The counters of the last pair, which are the last in the list.
-        let (mut last_pair, mut names) = (usize::MAX, Vec::new());
-        HotCounts::drain(&tables, |pair, name, consumed, units| {
-            if pair != last_pair {
-                last_pair = pair;
+        // The counters of the last group, which are the last in the list.
+        let (mut last_group, mut names) = (usize::MAX, Vec::new());
+        HotCounts::drain(&tables, |group, name, consumed, units| {
+            if group != last_group {
+                last_group = group;
                 names.clear();
             }
             let first = all.len() - names.len();
