@@ -7,7 +7,7 @@
 use super::PREFACE;
 use super::frame::{self, FrameHeader, MAX_PAYLOAD, Reason, put_header};
 use super::head::Head;
-use super::hpack::{Decoder, TABLE_SIZE};
+use super::hpack::{Decoder, TABLE_SIZE, Undecodable};
 use super::stream::{End, Queue, Stream};
 use bytes::{BufMut, BytesMut};
 use foldhash::fast::RandomState;
@@ -438,9 +438,10 @@ impl<T> Connection<T> {
         data: impl FnOnce() -> T,
     ) -> Result<Option<Event<'static, T>>, Violation> {
         self.head.clear();
-        if self.decoder.decode(bytes, &mut self.head).is_err() {
-            return Err((Reason::Compression, "a header block cannot be decompressed"));
-        }
+        self.decoder.decode(bytes, &mut self.head).map_err(|error| match error {
+            Undecodable::Malformed => (Reason::Compression, "a header block cannot be decompressed"),
+            Undecodable::Flood => (Reason::EnhanceYourCalm, "a header block takes too much room"),
+        })?;
         if id <= self.last {
             return self.on_trailers(id, is_end);
         }

@@ -6,6 +6,43 @@ use crate::headers::HeaderLookup;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use std::ops::Range;
 
+/// How many times larger than it may be a head is decoded, only to keep the state of the connection for other requests.
+const FLOOD: usize = 4;
+
+/// What a field's name says. A dynamic table keeps it with the name, so that a name is examined once, however often fields refer
+/// to it: a reference takes two bytes, and a name up to four thousand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NameKind {
+    Method,
+    Scheme,
+    Authority,
+    Path,
+    ContentLength,
+    Te,
+    Other,
+    /// No request may have it.
+    Invalid,
+}
+
+impl NameKind {
+    pub(super) fn of(name: &[u8]) -> Self {
+        match name {
+            b":method" => Self::Method,
+            b":path" => Self::Path,
+            b":scheme" => Self::Scheme,
+            b":authority" => Self::Authority,
+            // Fields of a connection, which HTTP/2 has others for.
+            b"connection" | b"keep-alive" | b"proxy-connection" | b"transfer-encoding" | b"upgrade" => {
+                Self::Invalid
+            }
+            b"te" => Self::Te,
+            b"content-length" => Self::ContentLength,
+            _ if is_token(name) && !name.iter().any(u8::is_ascii_uppercase) => Self::Other,
+            _ => Self::Invalid,
+        }
+    }
+}
+
 /// What a field means for a request; found once for each field of a dynamic table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
@@ -20,7 +57,7 @@ pub(super) enum Meaning {
 }
 
 impl Meaning {
-    pub(super) fn of(name: &[u8], value: &[u8]) -> Self {
+    pub(super) fn of(name: NameKind, value: &[u8]) -> Self {
         // Space around a value would be read in two ways, and what other parsers refuse would be left out by some.
         let is_padded = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
         if value.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t')
@@ -30,20 +67,16 @@ impl Meaning {
             return Self::Invalid;
         }
         match name {
-            b":method" if is_token(value) => Self::Method,
-            b":path" if !value.is_empty() => Self::Path,
-            b":scheme" => Self::Scheme,
-            b":authority" => Self::Authority,
-            // Fields of a connection, which HTTP/2 has others for.
-            b"connection" | b"keep-alive" | b"proxy-connection" | b"transfer-encoding" | b"upgrade" => {
-                Self::Invalid
-            }
-            b"te" if value != b"trailers" => Self::Invalid,
-            b"content-length" => match std::str::from_utf8(value).ok().filter(|text| is_digits(text)) {
+            NameKind::Method if is_token(value) => Self::Method,
+            NameKind::Path if !value.is_empty() => Self::Path,
+            NameKind::Scheme => Self::Scheme,
+            NameKind::Authority => Self::Authority,
+            NameKind::ContentLength => match std::str::from_utf8(value).ok().filter(|text| is_digits(text)) {
                 Some(text) => text.parse().map_or(Self::Invalid, Self::ContentLength),
                 None => Self::Invalid,
             },
-            _ if is_token(name) && !name.iter().any(u8::is_ascii_uppercase) => Self::Other,
+            NameKind::Te if value == b"trailers" => Self::Other,
+            NameKind::Other => Self::Other,
             _ => Self::Invalid,
         }
     }
@@ -53,10 +86,26 @@ fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Returns whether this is a `token` of RFC 9110.
+/// Which bytes a `token` of RFC 9110 may have.
+const TOKEN: [bool; 256] = {
+    let mut may = [false; 256];
+    let (marks, mut at) = (b"!#$%&'*+-.^_`|~", 0);
+    while at < marks.len() {
+        may[marks[at] as usize] = true;
+        at += 1;
+    }
+    let mut byte = 0;
+    while byte < 128 {
+        may[byte] |= (byte as u8).is_ascii_alphanumeric();
+        byte += 1;
+    }
+    may
+};
+
 fn is_token(text: &[u8]) -> bool {
-    let is_token = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
-    !text.is_empty() && text.iter().all(is_token)
+    #[cfg(test)]
+    EXAMINED.with(|examined| examined.set(examined.get() + text.len()));
+    !text.is_empty() && text.iter().all(|byte| TOKEN[usize::from(*byte)])
 }
 
 /// The fields of a request's head.
@@ -125,6 +174,11 @@ impl Head {
     /// Returns whether the fields are larger than they may be.
     pub(super) const fn is_too_large(&self) -> bool {
         self.size > self.max_size
+    }
+
+    /// Returns whether they are so much larger that no more of them are to be decoded.
+    pub(super) const fn is_flood(&self) -> bool {
+        self.size / FLOOD > self.max_size
     }
 
     /// Returns whether this may be the head of a request. (`CONNECT`, which has no path, is nothing that we serve.)
@@ -197,4 +251,10 @@ impl HeaderLookup for Head {
     fn each(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         self.fields.iter().map(|(name, value)| (&self.text[name.clone()], &self.text[value.clone()]))
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Bytes of names that were examined.
+    pub(super) static EXAMINED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }

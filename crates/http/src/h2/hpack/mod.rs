@@ -5,7 +5,7 @@
 mod huffman;
 mod static_table;
 
-use super::head::{Head, Meaning};
+use super::head::{Head, Meaning, NameKind};
 use bytes::{BufMut, BytesMut};
 use static_table::STATIC_TABLE;
 use std::collections::VecDeque;
@@ -32,12 +32,26 @@ struct Field {
     /// The name, and then the value.
     text: Box<[u8]>,
     name: usize,
+    kind: NameKind,
     meaning: Meaning,
+}
+
+impl Field {
+    fn name(&self) -> &[u8] {
+        &self.text[..self.name]
+    }
 }
 
 /// A header block cannot be decoded; the state of the connection is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed;
+pub(super) enum Undecodable {
+    /// It is not what RFC 7541 describes.
+    Malformed,
+    /// Its fields take much more than a head may have. A few bytes can be a reference to many.
+    Flood,
+}
+
+use Undecodable::Malformed;
 
 impl Default for Decoder {
     fn default() -> Self {
@@ -47,7 +61,7 @@ impl Default for Decoder {
 
 impl Decoder {
     /// Decodes a complete block and adds its fields to `head`.
-    pub(super) fn decode(&mut self, mut block: &[u8], head: &mut Head) -> Result<(), Malformed> {
+    pub(super) fn decode(&mut self, mut block: &[u8], head: &mut Head) -> Result<(), Undecodable> {
         let mut may_resize = true;
         while let Some(first) = block.first().copied() {
             match first {
@@ -62,6 +76,9 @@ impl Decoder {
                 _ => self.literal(&mut block, 4, false, head)?,
             }
             may_resize = false;
+            if head.is_flood() {
+                return Err(Undecodable::Flood);
+            }
         }
         Ok(())
     }
@@ -72,10 +89,11 @@ impl Decoder {
         self.table.shrink_to_fit();
     }
 
-    fn indexed(&self, index: usize, head: &mut Head) -> Result<(), Malformed> {
+    fn indexed(&self, index: usize, head: &mut Head) -> Result<(), Undecodable> {
         let at = index.checked_sub(1).ok_or(Malformed)?;
         if let Some((name, value)) = STATIC_TABLE.get(at) {
-            head.push(Meaning::of(name.as_bytes(), value.as_bytes()), name.as_bytes(), value.as_bytes());
+            let (name, value) = (name.as_bytes(), value.as_bytes());
+            head.push(Meaning::of(NameKind::of(name), value), name, value);
         } else {
             let field = self.table.get(at - STATIC_TABLE.len()).ok_or(Malformed)?;
             let (name, value) = field.text.split_at(field.name);
@@ -90,41 +108,46 @@ impl Decoder {
         prefix: u32,
         is_indexed: bool,
         head: &mut Head,
-    ) -> Result<(), Malformed> {
+    ) -> Result<(), Undecodable> {
         let index = integer(block, prefix)?;
-        self.name.clear();
+        let known = index.checked_sub(1);
+        if known.is_none() {
+            self.name.clear();
+            string(block, &mut self.name)?;
+        }
         self.value.clear();
-        match index.checked_sub(1) {
-            None => string(block, &mut self.name)?,
+        string(block, &mut self.value)?;
+        let (name, kind) = match known {
+            None => (&self.name[..], NameKind::of(&self.name)),
             Some(at) => match STATIC_TABLE.get(at) {
-                Some((name, _)) => self.name.extend_from_slice(name.as_bytes()),
+                Some((name, _)) => (name.as_bytes(), NameKind::of(name.as_bytes())),
                 None => {
                     let field = self.table.get(at - STATIC_TABLE.len()).ok_or(Malformed)?;
-                    self.name.extend_from_slice(&field.text[..field.name]);
+                    (field.name(), field.kind)
                 }
             },
-        }
-        string(block, &mut self.value)?;
-        let meaning = Meaning::of(&self.name, &self.value);
-        head.push(meaning, &self.name, &self.value);
+        };
+        let meaning = Meaning::of(kind, &self.value);
+        head.push(meaning, name, &self.value);
         if is_indexed {
-            self.insert(meaning);
+            let size = name.len() + self.value.len() + FIELD_OVERHEAD;
+            // One that is larger than the table empties it.
+            let field = (size <= self.max_size).then(|| Field {
+                text: [name, &self.value].concat().into_boxed_slice(),
+                name: name.len(),
+                kind,
+                meaning,
+            });
+            self.evict(self.max_size.saturating_sub(size));
+            if let Some(field) = field {
+                self.table.push_front(field);
+                self.size += size;
+            }
         }
         Ok(())
     }
 
-    /// Inserts the field that was decoded last; one that is larger than the table empties it.
-    fn insert(&mut self, meaning: Meaning) {
-        let size = self.name.len() + self.value.len() + FIELD_OVERHEAD;
-        self.evict(self.max_size.saturating_sub(size));
-        if size <= self.max_size {
-            let text = [&self.name[..], &self.value].concat().into_boxed_slice();
-            self.table.push_front(Field { text, name: self.name.len(), meaning });
-            self.size += size;
-        }
-    }
-
-    fn resize(&mut self, size: usize) -> Result<(), Malformed> {
+    fn resize(&mut self, size: usize) -> Result<(), Undecodable> {
         if size > TABLE_SIZE {
             return Err(Malformed);
         }
@@ -143,7 +166,7 @@ impl Decoder {
 }
 
 /// Takes an integer whose first byte has `prefix` bits of it.
-fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, Malformed> {
+fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, Undecodable> {
     let (first, mut rest) = block.split_first().ok_or(Malformed)?;
     let max = u8::MAX >> (8 - prefix);
     let mut value = usize::from(first & max);
@@ -167,7 +190,7 @@ fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, Malformed> {
 }
 
 /// Takes a string and appends its text to `out`.
-fn string(block: &mut &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
+fn string(block: &mut &[u8], out: &mut Vec<u8>) -> Result<(), Undecodable> {
     let is_coded = block.first().is_some_and(|first| first & 0x80 != 0);
     let length = integer(block, 7)?;
     let (text, rest) = block.split_at_checked(length).ok_or(Malformed)?;

@@ -1,7 +1,7 @@
 use super::*;
 
 /// Decodes a block into names and values.
-fn decoded(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<(String, String)>, Malformed> {
+fn decoded(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<(String, String)>, Undecodable> {
     let mut head = Head::new(1 << 20);
     decoder.decode(block, &mut head)?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -1,6 +1,7 @@
 //! What a client could fill memory with, stall or confuse.
 
 use super::*;
+use crate::h2::head::EXAMINED;
 
 /// Responses that wait for a window are forgotten with their streams, also when the server resets these.
 #[test]
@@ -91,4 +92,26 @@ fn requests_are_read_after_memory_is_freed() {
         peer.connection.send_only_head(stream, b"\x88");
         peer.connection.shrink();
     }
+}
+
+/// A reference of two bytes can be to a name of thousands: an examination of each would cost a core for a megabit a second.
+#[test]
+fn a_long_name_is_examined_once_and_not_referred_to_for_ever() {
+    let mut peer = peer();
+    let request = |stream, more: &[u8]| {
+        let block = [&b"\x83\x86\x84"[..], more].concat();
+        client_frame(frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, stream, &block)
+    };
+    // 3,900 bytes: 127 and 3,773.
+    let name = [&b"\x40\x7f\xbd\x1d"[..], &[b'x'; 3_900], b"\0"].concat();
+    EXAMINED.set(0);
+    assert_eq!(peer.feed(&request(1, &name)).expect("valid").len(), 1);
+    // Without being indexed, and with: these take the place of the one that they refer to.
+    for (stream, reference) in (3..200).step_by(4).zip([&b"\x0f\x2f\0"[..], b"\x7e\0"].iter().cycle()) {
+        assert_eq!(peer.feed(&request(stream, reference)).expect("valid").len(), 1);
+        assert_eq!(peer.feed(&request(stream + 2, &reference.repeat(10))), Ok(Vec::new()), "too large: 431");
+        assert_eq!(peer.resets(), []);
+    }
+    assert!((3_900..8_000).contains(&EXAMINED.get()), "{} bytes", EXAMINED.get());
+    assert_eq!(peer.violation(&request(201, &b"\x7e\0".repeat(40))), Reason::EnhanceYourCalm as u32);
 }
