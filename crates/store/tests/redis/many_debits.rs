@@ -13,9 +13,13 @@ use tollgate_store::RedisStore;
 const COUNTERS: usize = 10_000;
 
 fn counter(algorithm: Algorithm, secs: u64) -> (Scope, Limit) {
+    counter_of(algorithm, 20, secs)
+}
+
+fn counter_of(algorithm: Algorithm, count: u64, secs: u64) -> (Scope, Limit) {
     let length = TimeDelta::from_secs(secs);
-    let group = format!("api|{algorithm}");
-    let limit = LimitSpec::new(algorithm, Rate::per(20, length)).build().expect("in range");
+    let group = format!("api{count}|{algorithm}");
+    let limit = LimitSpec::new(algorithm, Rate::per(count, length)).build().expect("in range");
     (Scope::in_group(format!("{group}|{algorithm}|{length}"), &group), limit)
 }
 
@@ -79,7 +83,13 @@ async fn debits_need_no_leave_to_change_an_expiry() {
 async fn debit_unread(server: &Server, url: &str) {
     let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_700_000_017_123_457)));
     let store = RedisStore::with_clock(patient(url), clock.clone());
-    let kinds = [counter(Algorithm::Gcra, 60), counter(Algorithm::FixedWindow, 60)];
+    // Another process, whose clock is ahead: what it has written is in no short form for this one, and the whole batch is left to
+    // another script after some of it has been added.
+    let ahead = TimeDelta::from_secs(120);
+    let late_clock = Arc::new(ManualClock::at(clock.now() + ahead));
+    let late = RedisStore::with_clock(patient(url), late_clock.clone());
+    let window = |count| counter_of(Algorithm::FixedWindow, count, 60);
+    let kinds = [counter(Algorithm::Gcra, 60), window(20), window(100), window(5_000)];
     let names: Vec<String> = (0..300).map(|number| format!("caller{number}")).collect();
     let parts: Vec<[KeyPart<'_>; 1]> = names.iter().map(|name| [KeyPart::Text(name)]).collect();
     let (mut rng, mut ledger) = (SplitMix64::new(12), Ledger::default());
@@ -91,9 +101,16 @@ async fn debit_unread(server: &Server, url: &str) {
             if rng.below(300) >= most {
                 continue;
             }
-            let (scope, limit) = &kinds[at % 2];
-            let charge = Charge::new(CounterKey { scope, parts }, limit, Cost::new(1 + rng.below(3)));
+            let (scope, limit) = &kinds[at % kinds.len()];
+            let cost = Cost::new(1 + rng.below(limit.capacity() / 7));
+            let charge = Charge::new(CounterKey { scope, parts }, limit, cost);
             charges.push(Charge { enforcement: Enforcement::Independent, ..charge });
+        }
+        if round % 10 == 9
+            && let Some(one) = charges.last()
+        {
+            ledger.debit(late_clock.now(), &[*one]);
+            late.debit_reported(&[*one]).await.expect("a debit");
         }
         ledger.debit(clock.now(), &charges);
         store.debit_reported(&charges).await.expect("a debit");
@@ -103,6 +120,7 @@ async fn debit_unread(server: &Server, url: &str) {
             assert_eq!(store.charge(&peek).await.expect("an answer"), expected, "round {round}: {charge:?}");
         }
         clock.advance(TimeDelta::from_micros(step));
+        late_clock.advance(TimeDelta::from_micros(step));
     }
     assert_eq!(store.mismatches(), 0);
     assert_eq!(server.keys_without_expiry(), Vec::<String>::new());

@@ -39,8 +39,8 @@ local function life_of(tat)
   return life
 end
 
--- More than a number of 19 digits changes in a double, twice.
-local near = 2048
+-- More than a number changes in a double, twice: one of a bucket has 19 digits, one of a window 18.
+local near_bucket, near_window = 2048, 64
 -- What was added unread: key and number in turn.
 local added, a = {}, 0
 
@@ -69,8 +69,9 @@ while place <= #ask do
   -- The state is the number times `sign`, less `zero`. Nothing else is to be done if it is at least `least` before and at
   -- most `most` after.
   local is_bucket, head, below = op == 1, nil, nil
-  local sign, zero, least, most
+  local near, sign, zero, least, most
   if is_bucket then
+    near = near_bucket
     sign, zero = -1, short * -1000000000000000 - 1600000000000000
     least, most = now + near, now + (b + b < f and b + b or f) - near
     if most > 2600000000000000 - near then
@@ -82,6 +83,7 @@ while place <= #ask do
     sign, zero = 1, head * below
     -- The highest counts have no short form, so that no number of the window before is near this one's.
     below = below - 4096
+    near = near_window
     least, most = -near, (f < below and f or below) - near
   end
   -- How many counters may still need reading before all are read at once.
