@@ -379,6 +379,9 @@ impl<S: CounterStore> Limiter<S> {
             Box::pin(self.charge_shadow_fleet(plan, permit, &mut outcomes)).await;
         }
         plan.settle_fleet(&mut outcomes);
+        if plan.is_split {
+            plan.return_turns(&outcomes);
+        }
         fold::fold(plan, &outcomes, details);
         if self.store.is_regional_only() && plan.limits.iter().any(is_shared_by_cells) {
             details.origin = Origin::Regional;

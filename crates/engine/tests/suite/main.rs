@@ -37,3 +37,4 @@ mod shard_by;
 mod shared_reservations;
 mod usage;
 mod workers;
+mod split_remaining;
