@@ -20,6 +20,7 @@ mod fleet_reserves;
 mod fleet_shadow;
 mod fleet_shadow_faults;
 mod fleet_shares;
+mod fleet_standings;
 mod grants;
 mod late_answers;
 mod observers;
