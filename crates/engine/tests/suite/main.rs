@@ -31,11 +31,12 @@ mod pause;
 mod permits;
 mod quota_changes;
 mod repeated_cancel;
+mod replay;
 mod reservations;
 #[path = "../rig/mod.rs"]
 mod rig;
 mod shard_by;
 mod shared_reservations;
+mod split_remaining;
 mod usage;
 mod workers;
-mod split_remaining;
