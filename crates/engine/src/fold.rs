@@ -9,19 +9,19 @@ use crate::decision::{
 };
 use smallvec::smallvec;
 use tollgate_core::{Admission, Charged, Outcome, Outcomes, TimeDelta, Timestamp, Verdict};
-use tollgate_rules::{Action, LimitOrigin, MatchedLimit, Plan, Role, RuleLimit, SoftAction};
+use tollgate_rules::{LimitOrigin, MatchedLimit, Plan, Role, RuleLimit, SoftAction};
 
 /// Bounds of the time after which a request that was shed may be repeated.
 const MIN_SHED: TimeDelta = TimeDelta::from_secs(1);
 const MAX_SHED: TimeDelta = TimeDelta::from_secs(10);
 
 pub(crate) fn decided_by(matched: &MatchedLimit<'_>) -> DecidedBy {
-    matched.rule.map_or(DecidedBy::Inline, |rule| DecidedBy::Rule(rule.id))
+    DecidedBy::from_rule(matched.rule.map(|rule| rule.id))
 }
 
 /// Returns whether a denial by this limit denies the request; quota limits do so only if all of them deny.
 pub(crate) fn decides(matched: &MatchedLimit<'_>) -> bool {
-    matched.role.is_enforced(matched.rule.map_or(Action::Reject, |rule| rule.action))
+    matched.role.is_enforced_by(matched.rule)
 }
 
 #[inline(always)]

@@ -310,12 +310,10 @@ impl MatchedLimit<'_> {
 
     /// Returns how a denial of a limit in this role, by a rule with this action, affects the other charges.
     pub(crate) const fn enforcement(role: Role, action: Action, coupling: Coupling) -> Enforcement {
-        match (coupling, role, action) {
-            (Coupling::Each, ..)
-            | (Coupling::AllOrNoneOfLive, Role::Quota, _)
-            | (_, Role::Shadow | Role::Candidate | Role::Unenforced, _)
-            | (_, _, Action::Degrade) => Enforcement::Independent,
-            (_, Role::Quota, _) => Enforcement::Alternative,
+        match (coupling, role) {
+            (Coupling::Each, _) | (Coupling::AllOrNoneOfLive, Role::Quota) => Enforcement::Independent,
+            _ if !role.is_enforced(action) => Enforcement::Independent,
+            (_, Role::Quota) => Enforcement::Alternative,
             _ => Enforcement::Required,
         }
     }
