@@ -108,7 +108,7 @@ impl<S: CounterStore> Limiter<S> {
                     (*quotas, *grants, *effect) = (quota.quotas, quota.grants, measures);
                 }
                 let request = Request { check, rules, quotas, permit, grants: grants.as_deref() };
-                let undecided = self.decide_now(request, effect.as_deref_mut(), &change, &mut keep, details);
+                let undecided = self.try_decide(request, effect.as_deref_mut(), &change, &mut keep, details);
                 if let Some(undecided) = undecided {
                     self.finish(request, undecided, effect.as_deref_mut(), &mut keep, details).await;
                 }
@@ -121,10 +121,11 @@ impl<S: CounterStore> Limiter<S> {
         }
     }
 
-    /// Decides a request without waiting; returns its plan if that cannot be done. A plan is large: it is only part of a future
-    /// that awaits the store.
+    /// Plans a request, charges it and concludes its decision, all in the first poll. If the store must be awaited, or other counters may
+    /// still admit it, returns the plan, for [`Self::finish`]: it is planned once in either case. A plan is large: it is only part of a
+    /// future that awaits the store.
     #[inline(always)]
-    fn decide_now<'p>(
+    fn try_decide<'p>(
         &self,
         request: Request<'p>,
         mut effect: Option<&mut MeasureEffect>,
@@ -202,11 +203,7 @@ impl<S: CounterStore> Limiter<S> {
             details.deny_uncharged(DecidedBy::UnknownDomain);
         }
         if plan.limits.is_empty() || plan.malformed_cost.is_some() {
-            if let Some(attribute) = plan.malformed_cost.filter(|_| !plan.limits.is_empty()) {
-                details.malformed_cost = Some(attribute.into());
-                details.deny_uncharged(DecidedBy::MalformedCost);
-            }
-            fold::descriptors(plan, details);
+            decide_uncharged(plan, details);
             return Tried::Decided;
         }
         change(plan);
@@ -379,6 +376,9 @@ impl<S: CounterStore> Limiter<S> {
             Box::pin(self.charge_shadow_fleet(plan, permit, &mut outcomes)).await;
         }
         plan.settle_fleet(&mut outcomes);
+        if plan.is_split {
+            plan.return_turns(&outcomes);
+        }
         fold::fold(plan, &outcomes, details);
         if self.store.is_regional_only() && plan.limits.iter().any(is_shared_by_cells) {
             details.origin = Origin::Regional;
@@ -396,6 +396,16 @@ fn is_shared_by_cells(matched: &MatchedLimit<'_>) -> bool {
     matched.limit.scope.region_mode() == RegionMode::Shared
         && matched.limit.mode != Mode::Local
         && matched.limit.limit.algorithm() != Algorithm::Concurrency
+}
+
+/// Decides a request that no limit counts, or whose cost is malformed.
+#[inline(always)]
+pub(crate) fn decide_uncharged(plan: &Plan<'_>, details: &mut DecisionDetails) {
+    if let Some(attribute) = plan.malformed_cost.filter(|_| !plan.limits.is_empty()) {
+        details.malformed_cost = Some(attribute.into());
+        details.deny_uncharged(DecidedBy::MalformedCost);
+    }
+    fold::descriptors(plan, details);
 }
 
 /// Adds the limits that a request matches to `plan`; none if the domain is unknown. Returns whether it is known.

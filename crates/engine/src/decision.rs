@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 use tollgate_core::{CalendarUnit, Cost, Limit, Outcome, Period, TimeDelta, Timestamp, Verdict};
 use tollgate_overload::ShedOrder;
-use tollgate_rules::{Action, DescriptorMatch, MatchKind, Role, RuleLimit, Ruleset};
+use tollgate_rules::{DescriptorMatch, MatchKind, Role, RuleLimit, Ruleset};
 
 /// The verdict of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,6 +174,13 @@ impl LimitStatus {
             LimitRef::Inline(_) => None,
         }
     }
+
+    /// Returns the source of a verdict by this limit: its rule, or an inline limit.
+    #[must_use]
+    #[inline]
+    pub const fn decided_by(&self) -> DecidedBy {
+        DecidedBy::from_rule(self.rule)
+    }
 }
 
 /// Match result of one descriptor of the request.
@@ -199,6 +206,17 @@ pub enum DecidedBy {
     UnknownDomain,
     /// A cost attribute that is not a whole number; [`DecisionDetails::malformed_cost`] has its name.
     MalformedCost,
+}
+
+impl DecidedBy {
+    /// Returns the source of a verdict by a limit of this rule; an inline limit belongs to none.
+    #[inline]
+    pub(crate) const fn from_rule(rule: Option<u32>) -> Self {
+        match rule {
+            Some(id) => Self::Rule(id),
+            None => Self::Inline,
+        }
+    }
 }
 
 /// What to do with requests whose domain has no rules.
@@ -317,18 +335,6 @@ impl DecisionDetails {
         is_longer(self.limits.spilled(), self.limits.capacity())
             || is_longer(self.descriptors.spilled(), self.descriptors.capacity())
             || self.inline_limits.capacity() > elements
-    }
-
-    /// Returns the most restrictive limit of a descriptor: one that denies, else the one with the fewest units
-    /// remaining.
-    #[must_use]
-    pub fn tightest(&self, descriptor: usize) -> Option<&LimitStatus> {
-        let own = self.limits.iter().filter(|limit| {
-            usize::from(limit.descriptor) == descriptor
-                && limit.role != Role::Candidate
-                && limit.outcome.verdict != Verdict::Unknown
-        });
-        own.min_by_key(|limit| (!limit.outcome.verdict.is_denied(), limit.outcome.remaining))
     }
 
     /// Returns the limit that a denial is attributed to: of the denying rule, the one that denied and lasts longest, or
@@ -517,13 +523,33 @@ impl Decision {
     /// Returns whether a denial by this limit denies the request; see [`Role::is_enforced`].
     #[must_use]
     pub fn is_enforced(&self, status: &LimitStatus) -> bool {
-        let rule = status.rule.and_then(|rule| self.body.rules.rule(rule));
-        status.role.is_enforced(rule.map_or(Action::Reject, |rule| rule.action))
+        status.role.is_enforced_by(status.rule.and_then(|rule| self.body.rules.rule(rule)))
+    }
+
+    /// Returns whether the request is over this limit, as every protocol reports it: the limit denied it, and is enforced. Of
+    /// several quota limits, each that denied is over, although the request passes while one of them has room.
+    #[must_use]
+    pub fn is_over(&self, status: &LimitStatus) -> bool {
+        status.outcome.verdict.is_denied() && self.is_enforced(status)
+    }
+
+    /// Returns the most restrictive limit of a descriptor: one that the request is over, else one that would deny it, else the
+    /// one with the fewest units remaining.
+    #[must_use]
+    pub fn tightest(&self, descriptor: usize) -> Option<&LimitStatus> {
+        let own = self.limits.iter().filter(|limit| {
+            usize::from(limit.descriptor) == descriptor
+                && limit.role != Role::Candidate
+                && limit.outcome.verdict != Verdict::Unknown
+        });
+        own.min_by_key(|limit| {
+            (!self.is_over(limit), !limit.outcome.verdict.is_denied(), limit.outcome.remaining)
+        })
     }
 
     /// Returns the name of a limit's rule.
     #[must_use]
     pub fn limit_name(&self, limit: &LimitStatus) -> &str {
-        self.name(limit.rule.map_or(DecidedBy::Inline, DecidedBy::Rule))
+        self.name(limit.decided_by())
     }
 }

@@ -1,4 +1,4 @@
-//! Tenants' shares of the fleet's capacity: by which standing a request charges it, and the second attempt with another one.
+//! Tenants' shares of the fleet's capacity: by which standing a request charges it first, and by which one next.
 //!
 //! The standing is chosen before the charge, so that a request is one call to the store. While the capacity is not contended,
 //! requests charge it as without fairness, from leased units where there are any. While it is, a request whose tenant has a
@@ -13,15 +13,11 @@ use crate::limiter::Limiter;
 use arc_swap::ArcSwap;
 use foldhash::SharedSeed;
 use foldhash::fast::{RandomState, SeedableRandomState};
-use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
-use tollgate_core::{
-    Admission, Charge, CounterStore, Enforcement, Outcome, Outcomes, PermitId, Priority, StoreError,
-    Timestamp,
-};
+use tollgate_core::{Admission, CounterStore, Outcomes, PermitId, Priority, Timestamp};
 use tollgate_overload::{
     FleetFairness, NO_TIER, NodePart, NodePlaces, TenantRequest, TierState, UsedUpMarks,
 };
@@ -271,7 +267,7 @@ impl<S: CounterStore> Limiter<S> {
 
     /// Records what the store said of the fleet's capacity. Returns the standing by which the request is to be tried again, if it
     /// may still be admitted.
-    fn next_fleet_standing(
+    pub(crate) fn next_fleet_standing(
         &self,
         plan: &mut Plan<'_>,
         permit: PermitId,
@@ -331,105 +327,6 @@ impl<S: CounterStore> Limiter<S> {
             FleetStanding::Reserved if !is_used_up => None,
             _ => self.open_claim(plan, permit, &entry).or(base),
         }
-    }
-
-    /// Charges a request by one standing after the other until one admits it, on counters that need not be awaited. `charge` does so by the
-    /// present one; it is given the outcomes of the attempt before, which has charged nothing but independent charges.
-    pub(crate) fn try_fleet_standings(
-        &self,
-        plan: &mut Plan<'_>,
-        permit: PermitId,
-        mut charge: impl FnMut(&mut Plan<'_>, Option<&Outcomes>) -> Option<Outcomes>,
-    ) -> Option<Outcomes> {
-        let (mut outcomes, mut denial) = (charge(plan, None)?, None);
-        while let Some(standing) = self.next_fleet_standing(plan, permit, &outcomes) {
-            if let Some(own) = &mut plan.fleet {
-                own.set_tried(own.standing);
-                if !own.standing.is_claim() {
-                    denial = Some((own.standing, outcomes.clone()));
-                }
-            }
-            plan.charge_fleet_as(standing);
-            outcomes = charge(plan, Some(&outcomes))?;
-        }
-        // A guarantee that does not admit it denies nothing either: the capacity does, as it did before.
-        if let Some((standing, denied)) = denial.filter(|_| outcomes.admission == Admission::Denied) {
-            plan.charge_fleet_as(standing);
-            outcomes = denied;
-        }
-        plan.settle_fleet(&mut outcomes);
-        Some(outcomes)
-    }
-
-    /// Tries a request again that the fleet's capacity denied, as long as another standing may admit it. Charges at `failed` are left
-    /// out: the store cannot decide them.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the store could not decide it; `outcomes` are those of the attempt before, which has charged nothing but
-    /// independent charges.
-    pub(crate) async fn retry_fleet(
-        &self,
-        plan: &mut Plan<'_>,
-        permit: PermitId,
-        outcomes: &mut Outcomes,
-        failed: &[usize],
-    ) -> Result<(), StoreError> {
-        let mut denial = None;
-        while let Some(standing) = self.next_fleet_standing(plan, permit, outcomes) {
-            if let Some(own) = &mut plan.fleet {
-                own.set_tried(own.standing);
-                if !own.standing.is_claim() {
-                    denial = Some((own.standing, outcomes.clone()));
-                }
-            }
-            plan.charge_fleet_as(standing);
-            let is_open = |at: usize, charge: &Charge<'_>| {
-                charge.enforcement != Enforcement::Independent && !failed.contains(&at)
-            };
-            *outcomes = self.charge_some(plan, permit, outcomes, is_open).await?;
-        }
-        // A guarantee that does not admit it denies nothing either: the capacity does, as it did before.
-        if let Some((standing, denied)) = denial.filter(|_| outcomes.admission == Admission::Denied) {
-            plan.charge_fleet_as(standing);
-            *outcomes = denied;
-        }
-        Ok(())
-    }
-
-    /// Charges those of a request's charges that are `wanted`. The others have the outcomes of `before`, if there are any.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the store could not decide them, by their indexes in the plan.
-    pub(crate) async fn charge_some(
-        &self,
-        plan: &Plan<'_>,
-        permit: PermitId,
-        before: &Outcomes,
-        wanted: impl Fn(usize, &Charge<'_>) -> bool,
-    ) -> Result<Outcomes, StoreError> {
-        let mut charges = Charges::new();
-        plan.charges(permit, &mut charges);
-        let places: SmallVec<[usize; 8]> =
-            (0..charges.len()).filter(|at| wanted(*at, &charges[*at])).collect();
-        let list: SmallVec<[Charge<'_>; 8]> = places.iter().map(|at| charges[*at]).collect();
-        let charged = match list.is_empty() {
-            true => Ok(Outcomes::default()),
-            false => self.charge_awaited(&list).await,
-        };
-        let charged = charged.map_err(|error| match error {
-            StoreError::Partial { failed, cause } => {
-                let failed = failed.into_iter().filter_map(|at| places.get(at).copied()).collect();
-                StoreError::Partial { failed, cause }
-            }
-            error => error,
-        })?;
-        let Outcomes { admission, at, per_charge } = charged;
-        let mut outcomes = Outcomes { admission, at, per_charge: before.per_charge.clone() };
-        outcomes.per_charge.resize(charges.len(), Outcome::UNKNOWN);
-        for (at, outcome) in places.into_iter().zip(per_charge) {
-            outcomes.per_charge[at] = outcome;
-        }
-        Ok(outcomes)
     }
 }
 

@@ -9,19 +9,19 @@ use crate::decision::{
 };
 use smallvec::smallvec;
 use tollgate_core::{Admission, Charged, Outcome, Outcomes, TimeDelta, Timestamp, Verdict};
-use tollgate_rules::{Action, LimitOrigin, MatchedLimit, Plan, Role, RuleLimit, SoftAction};
+use tollgate_rules::{LimitOrigin, MatchedLimit, Plan, Role, RuleLimit, SoftAction};
 
 /// Bounds of the time after which a request that was shed may be repeated.
 const MIN_SHED: TimeDelta = TimeDelta::from_secs(1);
 const MAX_SHED: TimeDelta = TimeDelta::from_secs(10);
 
 pub(crate) fn decided_by(matched: &MatchedLimit<'_>) -> DecidedBy {
-    matched.rule.map_or(DecidedBy::Inline, |rule| DecidedBy::Rule(rule.id))
+    DecidedBy::from_rule(matched.rule.map(|rule| rule.id))
 }
 
 /// Returns whether a denial by this limit denies the request; quota limits do so only if all of them deny.
 pub(crate) fn decides(matched: &MatchedLimit<'_>) -> bool {
-    matched.role.is_enforced(matched.rule.map_or(Action::Reject, |rule| rule.action))
+    matched.role.is_enforced_by(matched.rule)
 }
 
 #[inline(always)]
@@ -29,7 +29,7 @@ pub(crate) fn fold(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDe
     begin(outcomes.at, folded);
     let mut denials = false;
     for (matched, outcome) in plan.limits.iter().zip(&outcomes.per_charge) {
-        denials |= fold_one(matched, *outcome, folded);
+        denials |= fold_one(matched, *outcome, outcomes.admission, folded);
     }
     if denials && is_denied(plan, outcomes) {
         deny(plan, outcomes, folded);
@@ -45,7 +45,8 @@ pub(crate) fn fold_only(
     folded: &mut DecisionDetails,
 ) {
     begin(charged.at, folded);
-    if fold_one(matched, charged.outcome, folded) {
+    // No other limit denies it.
+    if fold_one(matched, charged.outcome, Admission::Admitted, folded) {
         deny_only(plan, matched, folded);
     }
 }
@@ -73,11 +74,16 @@ fn begin(at: Timestamp, folded: &mut DecisionDetails) {
 /// Folds one outcome, except for a denial of the request. Returns whether it denies. What few outcomes need takes no reference
 /// to this one: it stays in the processor's registers until it is written into the decision.
 #[inline(always)]
-fn fold_one(matched: &MatchedLimit<'_>, outcome: Outcome, folded: &mut DecisionDetails) -> bool {
+fn fold_one(
+    matched: &MatchedLimit<'_>,
+    outcome: Outcome,
+    admission: Admission,
+    folded: &mut DecisionDetails,
+) -> bool {
     let Outcome { verdict, remaining, reset_after } = outcome;
     let remaining = match &matched.limit.shards {
         None => remaining,
-        Some(_) => matched.remaining_of_whole(Outcome { verdict, remaining, reset_after }),
+        Some(_) => matched.remaining_of_whole(Outcome { verdict, remaining, reset_after }, admission),
     };
     push_status(folded, matched, Outcome { verdict, remaining, reset_after });
     if verdict == Verdict::ALLOWED && matched.limit.soft.is_none() {

@@ -13,7 +13,8 @@
 //! | `reconcile` | charging the shared counters afterwards |
 //! | `permits`, `permit_guard` | permits of a request in flight; a guard that renews and releases them |
 //! | `delay_queue` | where `action: delay` parks requests, bounded in number |
-//! | `fleet_fairness`, `fleet_marks` | tenants' shares of the fleet's capacity; counters of it that are used up |
+//! | `fleet_fairness`, `fleet_standings` | tenants' shares of the fleet's capacity; the standings a request tries |
+//! | `fleet_marks` | counters of the capacity that are used up |
 //! | `fleet_shadow`, `fleet_refund` | the capacity in shadow mode; what a refund gives back of it |
 //! | `fleet_shed` | requests that the fleet's capacity sheds: why, and how many; the capacity's state |
 //! | `release_retry` | releases of permits that failed, tried again |
@@ -64,6 +65,7 @@ mod fleet_marks;
 mod fleet_refund;
 mod fleet_shadow;
 mod fleet_shed;
+mod fleet_standings;
 mod fold;
 mod grant;
 mod in_flight;

@@ -1,7 +1,13 @@
 //! Replay of a sampled request that represents many, for impact previews, on separate counters.
+//!
+//! A path of its own beside [`Limiter::check`], because it changes what a plan charges (weights, nodes, no permits, whole counters
+//! in place of shards), never waits, and is neither observed nor billed: as parameters of the path of requests, each of these would
+//! cost every request something. What both decide by is shared: the plan, uncharged requests, the standings in the fleet's
+//! capacity, and the fold. A differential test holds the decisions equal. Left out are grants, emergency measures and the
+//! global shadow mode: a preview is about rules.
 
 use crate::check::Check;
-use crate::decide::plan_into;
+use crate::decide::{decide_uncharged, plan_into};
 use crate::decision::{DecidedBy, Decision};
 use crate::decision_body::Contents;
 use crate::decision_id::DrawnId;
@@ -10,10 +16,11 @@ use crate::fold;
 use crate::limiter::Limiter;
 use smallvec::SmallVec;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use tollgate_core::{
     Algorithm, Charge, Cost, CounterStore, Enforcement, KeyPart, Mode, Outcome, Outcomes, PermitId,
 };
-use tollgate_rules::{Charges, Plan};
+use tollgate_rules::{Charges, LimitOrigin, Plan, RuleLimit};
 
 /// The counters that each node has for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,34 +58,28 @@ impl<S: CounterStore> Limiter<S> {
         let permit = PermitId(decision.id().0);
         let Contents { details, rules, quotas, .. } = &mut *decision.body;
         *quotas = self.quota_for(check, rules).quotas;
-        {
-            let mut plan = Plan::default();
-            plan_into(rules, quotas, check, &mut plan);
-            if self.adaptations.any_active() {
-                self.scale_adapted(check, rules, &mut plan, details);
-            }
-            plan.limits.retain(|matched| matched.limit.limit.algorithm() != Algorithm::Concurrency);
-            for matched in &mut plan.limits {
-                let shared = matched.rule.is_some_and(|rule| rule.shared_by_callers);
-                matched.cost =
-                    scale_cost(matched.cost, if shared { weight.shared } else { weight.per_caller });
-            }
-            if weight.node > 0 {
-                let limits = 0..plan.limits.len();
-                split_by_node(&mut plan, weight, limits);
-            }
-            if plan.malformed_cost.is_some() {
-                details.deny_uncharged(DecidedBy::MalformedCost);
-            } else if !plan.limits.is_empty() {
+        let mut plan = Plan::default();
+        let is_known = plan_into(rules, quotas, check, &mut plan);
+        if self.adaptations.any_active() {
+            self.scale_adapted(check, rules, &mut plan, details);
+        }
+        if !is_known && self.denies_unknown.load(Ordering::Relaxed) {
+            details.deny_uncharged(DecidedBy::UnknownDomain);
+        }
+        if plan.limits.is_empty() || plan.malformed_cost.is_some() {
+            decide_uncharged(&plan, details);
+        } else {
+            fold::descriptors(&plan, details);
+            weigh(&mut plan, weight);
+            if !plan.limits.is_empty() {
                 let outcomes = self.charge_replayed(&mut plan, permit, weight)?;
                 fold::fold(&plan, &outcomes, details);
             }
         }
+        drop(plan);
         Some(decision)
     }
-}
 
-impl<S: CounterStore> Limiter<S> {
     /// Charges a plan whose costs are those of the requests that its sample represents. Tenants share the fleet's capacity by their
     /// guarantees, and if the sample is one request by their fair shares; else how much each of them sends is not known.
     fn charge_replayed(
@@ -115,6 +116,33 @@ impl<S: CounterStore> Limiter<S> {
             Some(outcomes)
         })
     }
+}
+
+/// Makes the charges those of the requests that a sample represents.
+fn weigh(plan: &mut Plan<'_>, weight: SampleWeight) {
+    plan.limits.retain(|matched| matched.limit.limit.algorithm() != Algorithm::Concurrency);
+    for matched in &mut plan.limits {
+        let shared = matched.rule.is_some_and(|rule| rule.shared_by_callers);
+        matched.cost = scale_cost(matched.cost, if shared { weight.shared } else { weight.per_caller });
+    }
+    join_shards(plan);
+    if weight.node > 0 {
+        let limits = 0..plan.limits.len();
+        split_by_node(plan, weight, limits);
+    }
+}
+
+/// Gives each split counter's limit one counter for the whole. Checks find the shard that has room; the requests that a sample
+/// represents would be charged to all shards, and none of these could hold the sample.
+fn join_shards(plan: &mut Plan<'_>) {
+    for at in 0..plan.limits.len() {
+        if plan.limits[at].limit.shards.is_some() {
+            plan.move_to_shard(at, 0);
+            let whole = RuleLimit { shards: None, ..RuleLimit::clone(&plan.limits[at].limit) };
+            plan.limits[at].limit = LimitOrigin::Inline(Box::new(whole));
+        }
+    }
+    plan.is_split = false;
 }
 
 /// Charges a guarantee, which is the last limit of the plan, for the requests that a sample represents, on the counter of its node.

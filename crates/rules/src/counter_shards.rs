@@ -4,7 +4,8 @@
 //! cursor for all counters, because two split rules in one request, or two alternating callers, would each reach only
 //! every second shard and be denied half of the limit; and a hash of the request, because one caller would always reach
 //! the same shard. The cursors are stored in a small table by hash; two counters that share a cursor may still skip
-//! shards, and the engine then moves a denied charge to a shard that has room.
+//! shards, and the engine then moves a denied charge to a shard that has room. A request that other limits deny returns its
+//! turn: it was not charged, and a turn without a charge would make what remains of the whole a wrong guess.
 
 use foldhash::fast::{FixedState, RandomState};
 use std::cell::Cell;
@@ -60,6 +61,27 @@ pub(crate) fn next_shard<'p>(
     ((first + position) % split, position)
 }
 
+/// Returns a turn that this thread took for a request which was not charged: the next one is charged to the same shard. Nothing
+/// happens if the turn was another thread's, or if later requests have taken theirs.
+pub(crate) fn return_turn<'p>(
+    split: u16,
+    rule: u32,
+    path: impl Iterator<Item = &'p KeyPart<'p>>,
+    (shard, position): (u16, u16),
+) {
+    let split = split.clamp(1, NAMES.len() as u16);
+    let first = FIRST.with(|first| *first) % split;
+    if (first + position) % split != shard {
+        return;
+    }
+    NEXT.with(|turns| {
+        let turn = &turns[slot(rule, path)];
+        if turn.get() % split == (position + 1) % split {
+            turn.set(position);
+        }
+    });
+}
+
 fn slot<'p>(rule: u32, path: impl Iterator<Item = &'p KeyPart<'p>>) -> usize {
     let mut hasher = FixedState::default().build_hasher();
     hasher.write_u32(rule);
@@ -103,6 +125,23 @@ mod tests {
         assert_eq!(shards(7, "b", Cost::PEEK, 3), [2, 2, 2]);
         assert_eq!(shards(7, "b", Cost::refund(1), 1), [1]);
         assert_eq!(shards(7, "b", Cost::ONE, 4), [1, 2, 3, 0]);
+    }
+
+    #[test]
+    fn only_the_last_turn_is_returned() {
+        let take = || next_shard(4, 11, [KeyPart::Text("d")].iter(), Cost::ONE);
+        let give_back = |turn| return_turn(4, 11, [KeyPart::Text("d")].iter(), turn);
+        let first = take();
+        give_back(first);
+        assert_eq!(take(), first);
+        let second = take();
+        give_back(first);
+        assert_eq!(take().1, 2, "a later request has its turn");
+        give_back(second);
+        let last = take();
+        assert_eq!(last.1, 3);
+        give_back(((last.0 + 1) % 4, last.1));
+        assert_eq!(take().1, 0, "another thread's turn");
     }
 
     #[test]

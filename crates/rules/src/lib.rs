@@ -88,6 +88,7 @@ pub use ruleset::{Domain, Options, PermitRelease, Ruleset, Source};
 pub use sensitivity::{identifies_caller, may_be_secret};
 pub use signal::{Signal, SignalSource, UpstreamMeasure};
 pub use suggest::closest;
+pub use tree::GLOBAL;
 pub use unit::Unit;
 
 /// The JSON schema of rule files, for editors.

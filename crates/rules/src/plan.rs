@@ -3,13 +3,15 @@
 //! A plan borrows the rule set and the request and stores its few entries inline: on the usual path nothing is
 //! allocated.
 
+use crate::counter_shards::return_turn;
 use crate::fleet_match::FleetMatch;
 use crate::overrides::{CallerOverrides, terms_for};
 use crate::rule::{Action, Coupling, Role, Rule, RuleLimit};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tollgate_core::{
-    Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, LossPolicy, Outcome, PermitId, TimeDelta,
+    Admission, Charge, Cost, CounterKey, Enforcement, KeyPart, Limit, LossPolicy, Outcome, Outcomes,
+    PermitId, TimeDelta,
 };
 
 /// A request's attributes, as pairs of key and value.
@@ -211,6 +213,37 @@ impl<'p> Plan<'p> {
         parts
     }
 
+    /// Returns the turns that a denied request took of the split counters that have not denied it: it was not charged to them.
+    /// One that has denied it keeps its turn, because that shard is full, and so does one with a limit that was charged on
+    /// its own.
+    #[cold]
+    pub fn return_turns(&self, outcomes: &Outcomes) {
+        if outcomes.admission == Admission::Admitted {
+            return;
+        }
+        let pairs = || self.limits.iter().zip(&outcomes.per_charge);
+        for (matched, _) in pairs() {
+            let Some((rule, split)) = matched.rule.and_then(|rule| Some((rule, rule.split?))) else {
+                continue;
+            };
+            let is_own = |other: &MatchedLimit<'_>| other.rule.is_some_and(|other| other.id == rule.id);
+            let keeps = |(other, outcome): (&MatchedLimit<'_>, &Outcome)| {
+                other.enforcement == Enforcement::Independent || outcome.verdict.is_denied()
+            };
+            if matched.cost.is_peek()
+                || matched.cost.is_refund()
+                || pairs().any(|pair| is_own(pair.0) && keeps(pair))
+            {
+                continue;
+            }
+            // The rule's own values, between the shard's name and a home.
+            let (from, to) = (matched.parts.0 + matched.shard_at + 1, matched.parts.1);
+            let to = usize::from(to) - usize::from(rule.home().is_some());
+            let path = self.parts[usize::from(from)..to].iter();
+            return_turn(split, rule.id, path, (matched.shard, matched.position));
+        }
+    }
+
     /// Moves a split counter's charge to another shard.
     pub fn move_to_shard(&mut self, matched: usize, shard: u16) {
         let Some(name) = self.limits[matched].shard_names().get(usize::from(shard)) else { return };
@@ -246,10 +279,11 @@ impl MatchedLimit<'_> {
 
     /// Estimates what remains of the whole limit from one shard's outcome: a thread charges the shards in turn, so
     /// those earlier in the round have been charged as often as this one, and those later once less. Other threads and
-    /// nodes are at other positions in their rounds.
+    /// nodes are at other positions in their rounds. A request that another limit denied has read the shard, as a peek
+    /// does: `admission` says whether it was charged.
     #[must_use]
     #[inline(never)]
-    pub fn remaining_of_whole(&self, outcome: Outcome) -> u64 {
+    pub fn remaining_of_whole(&self, outcome: Outcome, admission: Admission) -> u64 {
         let Outcome { verdict, remaining, .. } = outcome;
         let Some(shards) = &self.limit.shards else { return remaining };
         if let Some(exact) = self.remaining {
@@ -261,10 +295,13 @@ impl MatchedLimit<'_> {
         let in_use = shards.iter().filter(|shard| shard.capacity() > 0).count() as u64;
         let used = self.charged_limit().capacity().saturating_sub(remaining);
         let position = u64::from(self.position);
-        let (ahead, before, behind) = match self.cost.is_peek() {
-            false => (position + 1, used, used.saturating_sub(self.cost.units())),
+        let is_left_out = admission == Admission::Denied && self.enforcement != Enforcement::Independent;
+        let (ahead, before, behind) = match self.cost {
             // A peek reads the next shard: those earlier in the round have been charged once more.
-            true => (position, used + 1, used),
+            cost if cost.is_peek() || is_left_out => (position, used + 1, used),
+            // A refund returns to the last shard, which is as those later in the round now.
+            cost if cost.is_refund() => (position, used.saturating_add(cost.units()), used),
+            cost => (position + 1, used, used.saturating_sub(cost.units())),
         };
         let ahead = ahead.min(in_use);
         let used = before.saturating_mul(ahead).saturating_add(behind.saturating_mul(in_use - ahead));
@@ -273,12 +310,10 @@ impl MatchedLimit<'_> {
 
     /// Returns how a denial of a limit in this role, by a rule with this action, affects the other charges.
     pub(crate) const fn enforcement(role: Role, action: Action, coupling: Coupling) -> Enforcement {
-        match (coupling, role, action) {
-            (Coupling::Each, ..)
-            | (Coupling::AllOrNoneOfLive, Role::Quota, _)
-            | (_, Role::Shadow | Role::Candidate | Role::Unenforced, _)
-            | (_, _, Action::Degrade) => Enforcement::Independent,
-            (_, Role::Quota, _) => Enforcement::Alternative,
+        match (coupling, role) {
+            (Coupling::Each, _) | (Coupling::AllOrNoneOfLive, Role::Quota) => Enforcement::Independent,
+            _ if !role.is_enforced(action) => Enforcement::Independent,
+            (_, Role::Quota) => Enforcement::Alternative,
             _ => Enforcement::Required,
         }
     }

@@ -151,6 +151,13 @@ impl Role {
     pub const fn is_enforced(self, action: Action) -> bool {
         self.is_live() && !matches!(action, Action::Degrade)
     }
+
+    /// Returns the same for a limit of this rule; an inline limit belongs to none, and rejects.
+    #[must_use]
+    #[inline]
+    pub fn is_enforced_by(self, rule: Option<&Rule>) -> bool {
+        self.is_enforced(rule.map_or(Action::Reject, |rule| rule.action))
+    }
 }
 
 /// Gradual enforcement: the share of a rule's callers that its limits deny. For the others they only count.

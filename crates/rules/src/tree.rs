@@ -80,7 +80,7 @@ pub(crate) struct KeyIndex {
 }
 
 /// The attribute that every request has, and its only value: a rule on it limits the total.
-pub(crate) const GLOBAL: (&str, &str) = ("global", "aggregate");
+pub const GLOBAL: (&str, &str) = ("global", "aggregate");
 
 impl Level {
     /// The maximum number of keys for which a linear search is faster than hashing.

@@ -14,6 +14,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
 use tollgate_core::SystemClock;
 use tollgate_http::identity::{PathError, PathRules};
+use tollgate_rules::GLOBAL;
 use tollgate_store::MemoryStore;
 use tower_layer::Layer;
 
@@ -142,7 +143,7 @@ fn rules(rate: Rate, keys: &[KeySource]) -> String {
     let mut descriptor =
         format!("name: rate-limit, limit: {{count: {}, period: {}{burst}}}", rate.count, rate.unit);
     let names: Vec<String> = keys.iter().map(|key| key.name().into_owned()).collect();
-    let names = if names.is_empty() { vec!["global".to_owned()] } else { names };
+    let names = if names.is_empty() { vec![GLOBAL.0.to_owned()] } else { names };
     for (i, name) in names.iter().rev().enumerate() {
         descriptor = match i {
             0 => format!("{{key: \"{name}\", {descriptor}}}"),

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use tollgate_rules::GLOBAL;
 
 const MIN_SECRET: usize = 16;
 
@@ -292,7 +293,7 @@ pub(super) fn header(name: &str) -> Result<HeaderName, IdentityConfigError> {
 
 /// Rejects the names of built-in attributes.
 pub(super) fn check_attribute(name: &str) -> Result<(), IdentityConfigError> {
-    const BUILT_IN: [&str; 7] = ["remote_address", "endpoint", "method", "path", "host", "api_key", "global"];
+    const BUILT_IN: [&str; 7] = ["remote_address", "endpoint", "method", "path", "host", "api_key", GLOBAL.0];
     if BUILT_IN.contains(&name) { Err(IdentityConfigError::Attribute(name.to_owned())) } else { Ok(()) }
 }
 

@@ -15,7 +15,7 @@ use http::StatusCode;
 use smallvec::SmallVec;
 use tollgate_core::{Algorithm, Limit, TimeDelta, Timestamp, Verdict};
 use tollgate_engine::{DecidedBy, Decision, DecisionId, LimitStatus, Origin, Window};
-use tollgate_rules::{Action, Class, RuleLimit};
+use tollgate_rules::{Class, RuleLimit};
 
 /// The result of a check, as the response reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -245,10 +245,6 @@ impl<'a> DecisionSummary<'a> {
     }
 
     fn policy(&self, decision: &'a Decision, status: &LimitStatus, limit: &Limit) -> Policy<'a> {
-        let degrades = status
-            .rule
-            .and_then(|id| decision.rules().rule(id))
-            .is_some_and(|rule| rule.action == Action::Degrade);
         let outcome = &status.outcome;
         let policy = Policy::new(decision.limit_name(status), limit.rate().count, Window::from_limit(limit));
         if outcome.verdict == Verdict::Unknown {
@@ -273,7 +269,7 @@ impl<'a> DecisionSummary<'a> {
             Verdict::Allowed { .. } | Verdict::Unknown => 0,
         };
         let policy = policy.with_remaining(outcome.remaining).with_exact_reset(reset);
-        Policy { is_over: outcome.verdict.is_denied() && !degrades, wait, ..policy }
+        Policy { is_over: decision.is_over(status), wait, ..policy }
     }
 
     /// Marks the policies of rules with several windows.

@@ -13,6 +13,7 @@ use tollgate_core::{Charge, Cost, KeyPart, Limit, Outcome, RegionStatus, TimeDel
 use tollgate_engine::{
     Check, CheckInput, DecidedBy, Decision, DecisionId, LimitStatus, MeasureAction, Origin,
 };
+use tollgate_rules::GLOBAL;
 
 /// Maximum number of decisions in one buffer.
 pub(crate) const MAX_CAPTURES: usize = 2_048;
@@ -121,7 +122,7 @@ pub(crate) fn pairs<'c>(check: &Check<'c>) -> impl Iterator<Item = &'c (&'c str,
         CheckInput::Descriptors(descriptors) => (&[][..], descriptors),
     };
     let all = attributes.iter().chain(descriptors.iter().flat_map(|descriptor| descriptor.entries));
-    all.filter(|(key, _)| *key != "global")
+    all.filter(|(key, _)| *key != GLOBAL.0)
 }
 
 /// Returns the bytes captured of an attribute.

@@ -234,10 +234,7 @@ impl Telemetry {
         weight: u32,
     ) {
         let denied = decision.denied_by.and_then(|by| {
-            let of = |status: &&LimitStatus| {
-                status.outcome.verdict.is_denied()
-                    && status.rule.map_or(DecidedBy::Inline, DecidedBy::Rule) == by
-            };
+            let of = |status: &&LimitStatus| status.outcome.verdict.is_denied() && status.decided_by() == by;
             decision.limits.iter().filter(of).max_by_key(|status| retry(status))
         });
         let Some(layout) = &local.layout else { return };
@@ -248,9 +245,7 @@ impl Telemetry {
             _ => None,
         };
         let of_rule = |by: DecidedBy| {
-            let of = |status: &&LimitStatus| {
-                status.role.is_live() && status.rule.map_or(DecidedBy::Inline, DecidedBy::Rule) == by
-            };
+            let of = |status: &&LimitStatus| status.role.is_live() && status.decided_by() == by;
             decision.limits.iter().filter(of).min_by_key(|status| status.outcome.remaining)
         };
         let is_allowed = matches!(found.verdict, LoggedVerdict::Allow | LoggedVerdict::Warn);
@@ -264,7 +259,7 @@ impl Telemetry {
         let unanswered =
             |status: &&LimitStatus| status.role.is_live() && status.outcome.verdict == Verdict::Unknown;
         let about = status.or_else(|| decision.limits.iter().find(unanswered));
-        let by = about.map(|status| status.rule.map_or(DecidedBy::Inline, DecidedBy::Rule));
+        let by = about.map(LimitStatus::decided_by);
         let by = decision.denied_by.or(by);
         let now = self.clock.now();
         for buffer in &local.stripe.buffers {

@@ -56,7 +56,7 @@ fn descriptor(
     let Some(limit) = decision.tightest(at).or(failed) else { return wire };
     let Some(RuleLimit { limit: facts, unit, .. }) = decision.limit(limit) else { return wire };
     let is_failed = limit.outcome.verdict == Verdict::Unknown;
-    if is_failed || (limit.outcome.verdict.is_denied() && limit.role.is_live()) {
+    if is_failed || decision.is_over(limit) {
         wire.code = Code::OverLimit.into();
     }
     wire.current_limit = Some(RateLimit {

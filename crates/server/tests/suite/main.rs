@@ -9,6 +9,7 @@ mod http;
 mod http_bad_input;
 mod http_connection;
 mod one_path;
+mod over_limit;
 mod overload;
 mod panics;
 mod request_head;

@@ -376,7 +376,7 @@ impl Observer for ServiceMetrics {
         }
         let mut is_over = false;
         for limit in decision.limits.iter().filter(|limit| limit.role != Role::Candidate) {
-            is_over |= limit.outcome.verdict.is_denied() && limit.role == Role::Live;
+            is_over |= limit.role == Role::Live && decision.is_over(limit);
             self.count(check, decision, limit);
         }
         if is_over && decision.is_allowed() && decision.emergency().is_none() {

@@ -115,6 +115,32 @@ steps:
     );
 }
 
+/// A request that a rule degrades or only counts is over no limit; one of several quotas that is used up is. The same by
+/// attributes and by descriptors, as over RLS.
+#[test]
+fn statuses_say_what_a_request_is_over() {
+    passes(
+        "
+rules: |
+  domain: d
+  descriptors:
+    - {key: degrade, name: degrade, action: degrade, limit: 1/hour}
+    - {key: shadow, name: shadow, shadow: true, limit: 1/hour}
+    - {key: quota, name: quota, quota_mode: true, limit: 1/hour}
+    - {key: other, name: other, quota_mode: true, limit: 9/hour}
+steps:
+  - {attributes: {degrade: a}, repeat: 2, expect: {overall: OK, degraded_by: degrade, statuses: [{code: OK}]}}
+  - {descriptors: [{entries: [[degrade, b]]}], repeat: 2, expect: {overall: OK, degraded_by: degrade, statuses: [{code: OK}]}}
+  - {attributes: {shadow: a}, repeat: 2, expect: {overall: OK, statuses: [{code: OK}]}}
+  - {descriptors: [{entries: [[shadow, b]]}], repeat: 2, expect: {overall: OK, statuses: [{code: OK}]}}
+  - {attributes: {quota: a, other: a}, repeat: 2, expect: {overall: OK, statuses: [{code: OVER_LIMIT}, {code: OK}]}}
+  - descriptors: [{entries: [[quota, b]]}, {entries: [[other, b]]}]
+    repeat: 2
+    expect: {overall: OK, statuses: [{code: OVER_LIMIT}, {code: OK}]}
+",
+    );
+}
+
 /// Rules that must not load are worth a test as well.
 #[test]
 fn a_load_error_can_be_expected() {

@@ -8,7 +8,7 @@ use super::actions::{Entry, EntryValue, Template};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use tollgate_core::Cost;
-use tollgate_rules::{Descriptor, Domain, MatchKind, Plan, Profile, Rule};
+use tollgate_rules::{Descriptor, Domain, GLOBAL, MatchKind, Plan, Profile, Rule};
 
 /// Stands for a value that no rule names.
 const ANY: &str = "\u{2026}";
@@ -16,8 +16,6 @@ const ANY: &str = "\u{2026}";
 const ADDRESSES: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 /// What a wildcard may stand for; the last ones complete addresses.
 const FILLINGS: [&str; 8] = ["", "x", "x/x", "1", "0.1", "0.0.1", ":1", "2001:db8::1"];
-/// The attribute that every request has, and its value.
-const GLOBAL: (&str, &str) = ("global", "aggregate");
 
 /// The tree of a domain.
 pub(super) struct RuleTree<'r> {

@@ -6,7 +6,7 @@
 use super::actions::MAX_STAGE;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use tollgate_rules::{DescriptorMatch, Domain, Profile, Ruleset};
+use tollgate_rules::{DescriptorMatch, Domain, GLOBAL, Profile, Ruleset};
 
 /// Returns the configuration as YAML.
 ///
@@ -126,8 +126,8 @@ fn action(key: &str, value: Option<&str>) -> (Value, bool) {
         ("remote_address" | "source_cluster" | "destination_cluster", _) => (json!({key: {}}), false),
         ("masked_remote_address", network) => (json!({key: masks(network)}), false),
         // Every request has it, so an action must send it always.
-        ("global", _) => {
-            (json!({"generic_key": {"descriptor_key": key, "descriptor_value": "aggregate"}}), false)
+        (key, _) if key == GLOBAL.0 => {
+            (json!({"generic_key": {"descriptor_key": key, "descriptor_value": GLOBAL.1}}), false)
         }
         ("generic_key", Some(value)) => (json!({"generic_key": {"descriptor_value": value}}), false),
         ("path" | ":path", _) => (header(":path"), false),

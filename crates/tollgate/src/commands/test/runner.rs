@@ -362,11 +362,10 @@ fn shown(time: TimeDelta) -> TimeDelta {
 }
 
 fn attribute_status(decision: &Decision, limit: &LimitStatus) -> ActualStatus {
-    let over = limit.outcome.verdict.is_denied() && limit.role.is_live();
     let facts = decision.limit(limit);
     let unit = facts.and_then(|facts| facts.unit);
     ActualStatus {
-        code: if over { "OVER_LIMIT" } else { "OK" },
+        code: if decision.is_over(limit) { "OVER_LIMIT" } else { "OK" },
         remaining: limit.outcome.remaining,
         limit: facts.map(|facts| facts.limit.rate().count),
         unit: Some(unit.map_or("UNKNOWN", tollgate_rules::Unit::name)),

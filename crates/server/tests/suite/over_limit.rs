@@ -1,0 +1,101 @@
+//! Whether a request is over a limit has one answer, whichever protocol gives it: over, if the limit denied it and is enforced. A
+//! proxy that reads a status as a denial must not see one where callers are served.
+
+use crate::harness::memory;
+use std::sync::Arc;
+use tollgate_core::{Clock, SystemClock};
+use tollgate_engine::{Decision, Limiter};
+use tollgate_http::response::DecisionSummary;
+use tollgate_rules::{Options, Ruleset, Source};
+use tollgate_server::rls;
+use tollgate_server::rls::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tollgate_server::rls::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tollgate_server::rls::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tollgate_server::rls::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+
+const RULES: &str = "
+domain: d
+PROFILE
+descriptors:
+  - {key: degrade, name: degrade, action: degrade, limit: 1/hour}
+  - {key: shadow, name: shadow, shadow: true, limit: 1/hour}
+  - {key: quota, name: quota, quota_mode: true, limit: 1/hour}
+  - {key: other, name: other, quota_mode: true, limit: 9/hour}
+  - {key: live, name: live, limit: 1/hour}
+";
+
+fn limiter(rules: &str) -> impl Fn(&[&[&str]]) -> Decision + use<> {
+    let rules = Ruleset::load(&[Source::new("over.yaml", rules)], &Options::default()).expect("rules");
+    let limiter = Limiter::new(Arc::new(rules), memory(), Arc::new(SystemClock::new()) as Arc<dyn Clock>);
+    move |descriptors| {
+        let entry = |key: &&str| Entry { key: (*key).to_owned(), value: "v".to_owned() };
+        let descriptor = |keys: &&[&str]| RateLimitDescriptor {
+            entries: keys.iter().map(entry).collect(),
+            ..RateLimitDescriptor::default()
+        };
+        let request = RateLimitRequest {
+            domain: "d".to_owned(),
+            descriptors: descriptors.iter().map(descriptor).collect(),
+            ..RateLimitRequest::default()
+        };
+        pollster::block_on(rls::decide(&limiter, "rls", &request, None)).expect("a decision")
+    }
+}
+
+/// The overall code and the code of each descriptor over RLS, and each limit that the fields of an HTTP response are written from.
+fn shown(decision: &Decision) -> (Code, Vec<Code>, Vec<(&str, bool)>) {
+    let code = |code: i32| Code::try_from(code).expect("a code");
+    let response = rls::response(decision);
+    let policies = DecisionSummary::from_decision(decision).policies;
+    (
+        code(response.overall_code),
+        response.statuses.iter().map(|status| code(status.code)).collect(),
+        policies.iter().map(|policy| (policy.rule, policy.is_over)).collect(),
+    )
+}
+
+#[test]
+fn rls_and_http_agree_on_what_a_request_is_over() {
+    for profile in ["profile: native", "profile: envoy"] {
+        let decide = limiter(&RULES.replace("PROFILE", profile));
+        let second = |descriptors: &[&[&str]]| {
+            assert!(decide(descriptors).is_allowed(), "{profile}");
+            decide(descriptors)
+        };
+        let over = second(&[&["live"]]);
+        assert_eq!(shown(&over), (Code::OverLimit, vec![Code::OverLimit], vec![("live", true)]), "{profile}");
+
+        let degraded = second(&[&["degrade"]]);
+        assert_eq!(shown(&degraded), (Code::Ok, vec![Code::Ok], vec![("degrade", false)]), "{profile}");
+        let headers = rls::response(&degraded).response_headers_to_add;
+        let marked = headers.iter().any(|header| header.key == "x-ratelimit-degraded");
+        assert!(marked, "{profile}: the mark says it instead");
+
+        let shadowed = second(&[&["shadow"]]);
+        assert_eq!(shown(&shadowed), (Code::Ok, vec![Code::Ok], vec![]), "{profile}");
+
+        // A quota that is used up is over, while another one has room.
+        let one = second(&[&["quota"], &["other"]]);
+        let limits = vec![("quota", true), ("other", false)];
+        assert_eq!(shown(&one), (Code::Ok, vec![Code::OverLimit, Code::Ok], limits), "{profile}");
+        let alone = decide(&[&["quota"]]);
+        let limits = vec![("quota", true)];
+        assert_eq!(shown(&alone), (Code::OverLimit, vec![Code::OverLimit], limits), "{profile}");
+    }
+}
+
+/// Several rules may match one descriptor, and its one status is that of the limit that denies, not of one that only counts.
+#[test]
+fn the_status_of_a_descriptor_is_that_of_the_limit_that_denies() {
+    let decide = limiter(&RULES.replace("PROFILE", "match: all"));
+    for counting in ["shadow", "degrade"] {
+        let keys: &[&str] = &[counting, "live"];
+        decide(&[keys]);
+        let denied = decide(&[keys]);
+        let response = rls::response(&denied);
+        assert_eq!(denied.denied_by_name(), Some("live"), "{counting}");
+        assert_eq!(response.statuses[0].code, i32::from(Code::OverLimit), "{counting}");
+        let limit = response.statuses[0].current_limit.as_ref().expect("a limit");
+        assert_eq!(limit.name, "live", "{counting}");
+    }
+}
