@@ -28,6 +28,17 @@ impl Gateway {
 
     /// The same with files that are in the folder already, and more settings beside the section.
     pub(crate) fn start_in(folder: Folder, rules: &str, more: &str, section: &str) -> Self {
+        Self::start_with(folder, rules, more, section, &[])
+    }
+
+    /// The same with these variables in its environment.
+    pub(crate) fn start_with(
+        folder: Folder,
+        rules: &str,
+        more: &str,
+        section: &str,
+        environment: &[(&str, &str)],
+    ) -> Self {
         folder.write("rules.yaml", rules);
         let path = folder.write("gateway.yaml", settings(more, section));
         let mut child = Ended(
@@ -40,6 +51,7 @@ impl Gateway {
                 "--config",
                 path.to_str().expect("a plain path"),
             ])
+            .envs(environment.iter().copied())
             .spawn()
             .expect("the binary runs"),
         );
@@ -77,6 +89,13 @@ impl Gateway {
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.addresses[0]
+    }
+
+    /// The address of a protocol server, from the banner.
+    pub(crate) fn listener(&self, name: &str) -> Option<SocketAddr> {
+        let greeting = self.output();
+        let line = greeting.lines().find_map(|line| line.trim_start().strip_prefix(name))?;
+        line.split_whitespace().next()?.parse().ok()
     }
 
     pub(crate) fn get(&self, path: &str) -> WebResponse {

@@ -12,13 +12,6 @@ descriptors:
   - {key: endpoint, value: 'GET /users/{id}', name: users, limit: 2/hour}
 ";
 
-/// The address of a protocol server, from the banner.
-fn listener(gateway: &Gateway, name: &str) -> Option<SocketAddr> {
-    let greeting = gateway.output();
-    let line = greeting.lines().find_map(|line| line.trim_start().strip_prefix(name))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
 /// The health of Envoy's service, by gRPC's own protocol: its `grpc-status`.
 async fn health(address: SocketAddr) -> String {
     let stream = TcpStream::connect(address).await.expect("a connection");
@@ -55,13 +48,13 @@ fn every_configured_protocol_server_is_open() {
     // The same counters as the traffic's.
     let through = gateway.exchange(b"GET /a HTTP/1.1\r\nhost: t\r\nx-tenant: a\r\nconnection: close\r\n\r\n");
     assert_eq!(through.status, 429);
-    let resp = listener(&gateway, "resp ").unwrap_or_else(|| panic!("no resp in {}", gateway.output()));
+    let resp = gateway.listener("resp ").unwrap_or_else(|| panic!("no resp in {}", gateway.output()));
     let mut redis = redis::Client::open(format!("redis://{resp}")).and_then(|client| client.get_connection());
     let redis = redis.as_mut().expect("the Redis protocol");
     let throttled: Vec<i64> =
         redis::cmd("CL.THROTTLE").arg(&["key", "0", "1", "3600"]).query(redis).expect("an answer");
     assert_eq!(throttled[0], 0);
-    let grpc = listener(&gateway, "grpc ").unwrap_or_else(|| panic!("no grpc in {}", gateway.output()));
+    let grpc = gateway.listener("grpc ").unwrap_or_else(|| panic!("no grpc in {}", gateway.output()));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     assert_eq!(runtime.block_on(health(grpc)), "0");
 }
@@ -73,7 +66,7 @@ fn protocols_not_configured_are_closed() {
     for more in ["", "grpc: off\nresp: off"] {
         let gateway = Gateway::start_in(Folder::new(), RULES, more, &plain(origin.address, ""));
         for name in ["grpc ", "resp "] {
-            assert_eq!(listener(&gateway, name), None, "{}", gateway.output());
+            assert_eq!(gateway.listener(name), None, "{}", gateway.output());
         }
         assert_eq!(gateway.get("/a").status, 200);
     }

@@ -63,6 +63,8 @@ mod rules_admin;
 mod sdk;
 #[cfg(feature = "external-tests")]
 mod signals;
+#[cfg(feature = "external-tests")]
+mod split_counters;
 mod store_hiccups;
 mod top;
 mod traces;
