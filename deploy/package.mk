@@ -54,15 +54,17 @@ sbom: toolchain
 	@scripts/setup packages python3=python3
 	@mkdir -p dist && $(PACK) scripts/sbom --version $(VERSION) --output dist/tollgate-$(VERSION).cdx.json
 
-# Helm's binary comes in a Python wheel where there is one, and is built by Go (minutes) where there is none. The check of
+# Helm's binary comes in a Python wheel where there is one, and is built by Go (minutes) where there is none: the same version,
+# that of the wheel, so that the chart is packed alike everywhere. The check of
 # Kubernetes objects is built by Go, once; what only runs here is compiled in two thirds of the time without optimizing.
-HELM := $(if $(filter Linux/x86_64,$(shell uname -s)/$(shell uname -m)),$(VENVS)/helm/bin/helm,.tools/bin/helm)
+HELM_VERSION := $(shell sed -n 's/^helm-binary==\([0-9]*\.[0-9]*\.[0-9]*\).*/v\1/p' scripts/requirements/helm.txt)
+BUILT_HELM := .tools/helm-$(HELM_VERSION)/helm
+HELM := $(if $(filter Linux/x86_64,$(shell uname -s)/$(shell uname -m)),$(VENVS)/helm/bin/helm,$(BUILT_HELM))
 DEPLOY_CHECK := .tools/bin/deploy-check
-HELM_VERSION := v3.22.0
 UNOPTIMIZED := '-gcflags=all=-N -l' '-ldflags=-s -w'
 $(VENVS)/helm/bin/helm: $(VENVS)/helm/installed
-.tools/bin/helm:
-	GOBIN=$(CURDIR)/.tools/bin go install $(UNOPTIMIZED) helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
+$(BUILT_HELM):
+	GOBIN=$(CURDIR)/$(@D) go install $(UNOPTIMIZED) helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 $(DEPLOY_CHECK): $(wildcard deploy/helm/check/*.go) deploy/helm/check/go.mod
 	cd deploy/helm/check && go build $(UNOPTIMIZED) -o $(CURDIR)/$@ .
 
@@ -104,7 +106,7 @@ package-test: package-layout image deb tarball
 # Only what this run made: dist/ is emptied first.
 .PHONY: dist
 dist: clean-dist image deb tarball sbom
-	@if [ $(HELM) != .tools/bin/helm ] || command -v go >/dev/null; then $(MAKE) --no-print-directory chart; \
+	@if [ $(HELM) != $(BUILT_HELM) ] || command -v go >/dev/null; then $(MAKE) --no-print-directory chart; \
 	  else echo "dist: without the chart, there is no Go toolchain to build Helm with" >&2; fi
 	@cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
 

@@ -146,6 +146,18 @@ impl Default for Plan<'_> {
     }
 }
 
+/// Does not compile for a type that owns memory.
+#[inline(always)]
+const fn owns_nothing<T>(_: &T) {
+    const { assert!(!std::mem::needs_drop::<T>(), "owns_memory must look into it") }
+}
+
+/// Does not compile for a list of them.
+#[inline(always)]
+const fn each_owns_nothing<A: smallvec::Array>(_: &SmallVec<A>) {
+    const { assert!(!std::mem::needs_drop::<A::Item>(), "owns_memory must look into each") }
+}
+
 /// The charges of a request.
 pub type Charges<'a> = SmallVec<[Charge<'a>; 8]>;
 
@@ -167,8 +179,17 @@ impl Plan<'_> {
     #[must_use]
     #[inline]
     pub fn owns_memory(&self) -> bool {
-        let is_own = |matched: &MatchedLimit<'_>| matches!(matched.limit, LimitOrigin::Inline(_));
-        self.is_spilled() || self.limits.iter().any(is_own)
+        // Every field is named, because a plan that owns nothing is forgotten: a new one that owns memory would leak it.
+        let Self { parts, limits, matches, is_split, tier, shard, malformed_cost, quotas, fleet } = self;
+        each_owns_nothing(parts);
+        each_owns_nothing(matches);
+        owns_nothing(is_split);
+        owns_nothing(tier);
+        owns_nothing(shard);
+        owns_nothing(malformed_cost);
+        owns_nothing(quotas);
+        owns_nothing(fleet);
+        parts.spilled() | limits.spilled() | matches.spilled() || limits.iter().any(MatchedLimit::owns_memory)
     }
 
     /// Returns the counter of one limit.
@@ -261,6 +282,38 @@ impl<'p> Plan<'p> {
 }
 
 impl MatchedLimit<'_> {
+    /// Returns whether it owns memory: a limit that arrived with the request.
+    #[inline]
+    fn owns_memory(&self) -> bool {
+        let Self {
+            rule,
+            limit,
+            parts,
+            shard,
+            shard_at,
+            position,
+            remaining,
+            cost,
+            descriptor,
+            enforcement,
+            role,
+        } = self;
+        owns_nothing(rule);
+        owns_nothing(parts);
+        owns_nothing(shard);
+        owns_nothing(shard_at);
+        owns_nothing(position);
+        owns_nothing(remaining);
+        owns_nothing(cost);
+        owns_nothing(descriptor);
+        owns_nothing(enforcement);
+        owns_nothing(role);
+        match limit {
+            LimitOrigin::Rule(_) | LimitOrigin::Override(_) => false,
+            LimitOrigin::Inline(_) => true,
+        }
+    }
+
     /// Returns the limit that the counter enforces: the rule's, or one shard's.
     #[must_use]
     #[inline]

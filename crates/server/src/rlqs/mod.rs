@@ -17,6 +17,7 @@
 //! | `pool` | units of a limit for all streams; **the invariant** |
 //! | `curve` | the units of a pool beside what streams may admit, kept true from pass to pass |
 //! | `account` | one bucket on one stream |
+//! | `admission` | which streams there are, if more are opened than there may be |
 //! | `places` | how many buckets streams may have, and how large they are |
 //! | `turns` | which accounts a pass serves |
 //! | `table` | all accounts, and the pass over those that need one: allocate, charge, assign |
@@ -27,6 +28,7 @@
 //! N times the limit; and charging when requests are reported, because five seconds of every stream would come on top.
 
 mod account;
+mod admission;
 mod allocation;
 mod assignment;
 mod counter;

@@ -1,5 +1,6 @@
 //! Quota streams on tonic, bounded in number and size, and the task that owns all accounts.
 
+use super::admission::{Admission, Admittance};
 use super::parts::{MAX_PART, PartedBody};
 use super::places::{Amount, Place, Places, StreamPlaces};
 use super::stats::RlqsStats;
@@ -21,7 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 use tollgate_core::{CounterStore, TimeDelta, Timestamp};
 use tollgate_engine::Limiter;
 use tonic::body::Body;
@@ -29,6 +31,11 @@ use tonic::codegen::{BoxFuture, Service};
 use tonic::server::NamedService;
 use tonic::{Request, Response, Status, Streaming};
 
+/// Time for the first report of a stream. Envoy opens one to send it.
+const FIRST_REPORT: Duration = Duration::from_secs(30);
+/// Silence after which a stream ends. Envoy reports every five seconds whatever it is assigned; one whose buckets were all
+/// abandoned reports nothing, and opens another stream for the next.
+const SILENCE: Duration = Duration::from_secs(300);
 /// Shortest time between two passes when reports arrive.
 const MIN_PASS: Duration = Duration::from_millis(100);
 /// Messages that wait for a client; one that does not read them loses its stream.
@@ -43,7 +50,8 @@ const MAX_ACTIONS: usize = 1000;
 /// Settings of the quota service.
 #[derive(Clone, Debug)]
 pub struct RlqsConfig {
-    /// Maximum number of open streams; more are rejected.
+    /// Maximum number of streams that have reported, and of those that have not; more displace others or are rejected, so that
+    /// no connection shuts out another.
     pub streams: usize,
     /// Maximum number of buckets per stream; more get no assignment.
     pub buckets_per_stream: usize,
@@ -66,6 +74,9 @@ impl Default for RlqsConfig {
         }
     }
 }
+
+/// A connection of the gRPC server is one task, in which its calls run.
+type Connection = Option<tokio::task::Id>;
 
 type Outgoing = mpsc::Sender<Result<RateLimitQuotaResponse, Status>>;
 
@@ -104,7 +115,10 @@ impl Service<http::Request<Body>> for QuotaServer {
 /// The service: a handle of the task that owns all accounts.
 pub(crate) struct QuotaService {
     events: mpsc::Sender<Event>,
-    streams: Arc<Semaphore>,
+    /// Streams that have not reported anything yet.
+    opened: Arc<Admission<Connection>>,
+    /// Those that have.
+    streams: Arc<Admission<Connection>>,
     places: Arc<Places>,
     next: AtomicU64,
     config: RlqsConfig,
@@ -126,10 +140,10 @@ impl QuotaService {
             quiet_until: Timestamp::from_micros(0),
         };
         tokio::spawn(keeper.run(limiter, received, stop));
-        let streams = Arc::new(Semaphore::new(config.streams));
+        let [opened, streams] = [(); 2].map(|()| Admission::new(config.streams));
         let stats = config.stats.clone();
         let places = Places::new(Amount { buckets: config.buckets, bytes: config.bucket_bytes });
-        let service = Self { events, streams, places, next: AtomicU64::new(0), config };
+        let service = Self { events, opened, streams, places, next: AtomicU64::new(0), config };
         QuotaServer {
             server: RateLimitQuotaServiceServer::new(service).max_decoding_message_size(MAX_PART),
             stats,
@@ -146,77 +160,97 @@ impl RateLimitQuotaService for QuotaService {
         &self,
         request: Request<Streaming<RateLimitQuotaUsageReports>>,
     ) -> Result<Response<Self::StreamRateLimitQuotasStream>, Status> {
-        let Ok(permit) = Arc::clone(&self.streams).try_acquire_owned() else {
-            let most = self.config.streams;
-            return Err(Status::resource_exhausted(format!(
-                "at most {most} quota streams; connect to another node"
-            )));
-        };
+        if self.events.is_closed() {
+            return Err(Status::unavailable(SHUTTING_DOWN));
+        }
+        let connection = tokio::task::try_id();
+        let opened = self.opened.admit(connection, Instant::now());
+        let opened = opened.ok_or_else(|| no_room(self.config.streams))?;
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (outgoing, mut waiting) = mpsc::channel(WAITING);
-        let (ended, gone) = oneshot::channel();
-        let unavailable = |_| Status::unavailable("shutting down");
-        self.events.send(Event::Opened(id, outgoing.clone(), ended)).await.map_err(unavailable)?;
         let reader = Reader {
             id,
+            connection,
             events: self.events.clone(),
+            streams: Arc::clone(&self.streams),
+            most: self.config.streams,
             places: self.places.stream(self.config.buckets_per_stream as u64),
             stats: self.config.stats.clone(),
             domain: None,
-            _permit: permit,
         };
-        tokio::spawn(reader.run(request.into_inner(), outgoing.downgrade(), gone));
-        drop(outgoing);
+        tokio::spawn(reader.run(request.into_inner(), outgoing, opened));
         let stream = futures_util::stream::poll_fn(move |context| waiting.poll_recv(context));
         Ok(Response::new(Box::pin(stream)))
     }
 }
 
+const SHUTTING_DOWN: &str = "shutting down";
+
+fn no_room(most: usize) -> Status {
+    Status::resource_exhausted(format!(
+        "at most {most} quota streams, and others have fewer on their connection or report; connect to another node"
+    ))
+}
+
 /// Reads one stream.
 struct Reader {
     id: StreamId,
+    connection: Connection,
     events: mpsc::Sender<Event>,
+    streams: Arc<Admission<Connection>>,
+    most: usize,
     places: Arc<StreamPlaces>,
     stats: RlqsStats,
     domain: Option<Arc<str>>,
-    _permit: OwnedSemaphorePermit,
 }
 
 impl Reader {
     async fn run(
         mut self,
         mut messages: Streaming<RateLimitQuotaUsageReports>,
-        outgoing: mpsc::WeakSender<Result<RateLimitQuotaResponse, Status>>,
-        mut gone: oneshot::Receiver<()>,
+        outgoing: Outgoing,
+        opened: Admittance<Connection>,
     ) {
-        loop {
-            let message = tokio::select! {
-                message = messages.message() => message,
-                _ = &mut gone => break,
-            };
-            let reports = match message {
-                Ok(Some(message)) => self.reports(message).map_err(Status::from),
-                Ok(None) => break,
-                Err(error) => Err(error),
-            };
-            match reports {
-                Ok(reports) => {
-                    // One message of each stream waits at most, so that what waits is as small as the places are few.
-                    let (taken, is_taken) = oneshot::channel();
-                    let event = Event::Reported(self.id, reports, taken);
-                    if self.events.send(event).await.is_err() || is_taken.await.is_err() {
-                        break;
-                    }
-                }
-                Err(error) => {
-                    if let Some(outgoing) = outgoing.upgrade() {
-                        let _ = outgoing.try_send(Err(error));
-                    }
-                    break;
-                }
-            }
+        // The task owns the stream from its first report on.
+        let responses = outgoing.downgrade();
+        let mut opening = Some((outgoing, opened));
+        let ended = self.read_all(&mut messages, &mut opening).await;
+        if let (Err(error), Some(outgoing)) = (ended, responses.upgrade()) {
+            let _ = outgoing.try_send(Err(error));
         }
         let _ = self.events.send(Event::Closed(self.id)).await;
+    }
+
+    /// Reads until the stream ends.
+    async fn read_all(
+        &mut self,
+        messages: &mut Streaming<RateLimitQuotaUsageReports>,
+        opening: &mut Option<(Outgoing, Admittance<Connection>)>,
+    ) -> Result<(), Status> {
+        let Some((outgoing, opened)) = opening else { return Ok(()) };
+        let events = self.events.clone();
+        let message = next(messages, opened, FIRST_REPORT, self.most, events.closed()).await?;
+        let Some(message) = message else { return Ok(()) };
+        let mut reports = self.reports(message)?;
+        let admitted = self.streams.admit(self.connection, Instant::now());
+        let mut admitted = admitted.ok_or_else(|| no_room(self.most))?;
+        let (ended, mut gone) = oneshot::channel();
+        let unavailable = |_| Status::unavailable(SHUTTING_DOWN);
+        events.send(Event::Opened(self.id, outgoing.clone(), ended)).await.map_err(unavailable)?;
+        *opening = None;
+        loop {
+            // One message of each stream waits at most, so that what waits is as small as the places are few.
+            let (taken, is_taken) = oneshot::channel();
+            let event = Event::Reported(self.id, reports, taken);
+            if events.send(event).await.is_err() || is_taken.await.is_err() {
+                return Ok(());
+            }
+            let gone = async { drop((&mut gone).await) };
+            let message = next(messages, &mut admitted, SILENCE, self.most, gone).await?;
+            let Some(message) = message else { return Ok(()) };
+            reports = self.reports(message)?;
+            admitted.record_report(Instant::now());
+        }
     }
 
     fn reports(&mut self, message: RateLimitQuotaUsageReports) -> Result<Vec<Report>, BadRequest> {
@@ -225,6 +259,24 @@ impl Reader {
         self.stats.reject_invalid(invalid);
         self.domain = Some(domain);
         Ok(reports(usages, &self.places, &self.stats))
+    }
+}
+
+/// Reads the next message of a stream; `None` if there is none, or the stream is `gone`.
+async fn next(
+    messages: &mut Streaming<RateLimitQuotaUsageReports>,
+    place: &mut Admittance<Connection>,
+    timeout: Duration,
+    most: usize,
+    gone: impl Future<Output = ()>,
+) -> Result<Option<RateLimitQuotaUsageReports>, Status> {
+    tokio::select! {
+        message = messages.message() => message,
+        () = place.displaced() => Err(no_room(most)),
+        () = tokio::time::sleep(timeout) => {
+            Err(Status::deadline_exceeded(format!("no report in {} s", timeout.as_secs())))
+        }
+        () = gone => Ok(None),
     }
 }
 

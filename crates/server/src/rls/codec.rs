@@ -3,6 +3,7 @@
 //! Rejected: tonic's own codec, because it reports them as an internal server error, which would page the operator for
 //! a client's bug.
 
+use super::BadRequest;
 use bytes::{Buf, Bytes};
 use prost::Message;
 use std::marker::PhantomData;
@@ -52,6 +53,11 @@ impl<T: Message> Encoder for StrictEncoder<T> {
 
 /// A message that clients send.
 pub(crate) trait Readable: Message + Default {
+    /// Checks a message before it is decoded, so that none takes far more memory than it has bytes.
+    fn check(_: &[u8]) -> Result<(), BadRequest> {
+        Ok(())
+    }
+
     /// Reads a message that [`Message::decode`] rejects, if it is known how.
     fn repair(_: Bytes) -> Option<Self> {
         None
@@ -73,6 +79,7 @@ impl<U: Readable> Decoder for StrictDecoder<U> {
 
 /// Decodes a message.
 pub(crate) fn decode<U: Readable>(message: &[u8]) -> Result<U, Status> {
+    U::check(message)?;
     U::decode(message)
         .or_else(|error| U::repair(Bytes::copy_from_slice(message)).ok_or(error))
         .map_err(|error| Status::invalid_argument(format!("malformed message: {error}")))

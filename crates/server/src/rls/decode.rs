@@ -8,8 +8,10 @@ use tollgate_core::Cost;
 use tollgate_http::value::{self, MAX_VALUE};
 use tollgate_rules::{Descriptor, Unit};
 
-const MAX_DESCRIPTORS: usize = 1024;
-const MAX_ENTRIES: usize = 64;
+/// Maximum number of descriptors of a request.
+pub(super) const MAX_DESCRIPTORS: usize = 1024;
+/// Maximum number of entries of a descriptor.
+pub(super) const MAX_ENTRIES: usize = 64;
 
 /// The reason a request is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +27,16 @@ impl std::error::Error for BadRequest {}
 
 fn bad<T>(message: impl Into<String>) -> Result<T, BadRequest> {
     Err(BadRequest(message.into()))
+}
+
+/// Reports a request of more than [`MAX_DESCRIPTORS`].
+pub(super) fn too_many_descriptors() -> BadRequest {
+    BadRequest(format!("descriptors: at most {MAX_DESCRIPTORS} per request"))
+}
+
+/// Reports a descriptor of more than [`MAX_ENTRIES`].
+pub(super) fn too_many_entries(descriptor: usize) -> BadRequest {
+    BadRequest(format!("descriptors[{descriptor}].entries: at most {MAX_ENTRIES} per descriptor"))
 }
 
 /// Returns the request with [bounded](value) keys and values. Only keys without a value and wildcards match such a value.
@@ -54,12 +66,12 @@ pub(crate) fn entries(request: &RateLimitRequest) -> Result<Entries<'_>, BadRequ
         return bad("rate limit descriptor list must not be empty");
     }
     if request.descriptors.len() > MAX_DESCRIPTORS {
-        return bad(format!("descriptors: at most {MAX_DESCRIPTORS} per request"));
+        return Err(too_many_descriptors());
     }
     let mut all = Entries::new();
     for (d, descriptor) in request.descriptors.iter().enumerate() {
         if descriptor.entries.len() > MAX_ENTRIES {
-            return bad(format!("descriptors[{d}].entries: at most {MAX_ENTRIES} per descriptor"));
+            return Err(too_many_entries(d));
         }
         all.extend(descriptor.entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str())));
     }

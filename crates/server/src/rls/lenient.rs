@@ -9,6 +9,7 @@ use super::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descripto
     Entry, RateLimitOverride,
 };
 use super::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use super::{BadRequest, bounds};
 use bytes::Bytes;
 use prost::Message;
 use tollgate_http::value;
@@ -45,6 +46,10 @@ struct RawEntry {
 }
 
 impl Readable for RateLimitRequest {
+    fn check(message: &[u8]) -> Result<(), BadRequest> {
+        bounds::check(message)
+    }
+
     fn repair(message: Bytes) -> Option<Self> {
         let RawRequest { domain, descriptors, hits_addend } = RawRequest::decode(message).ok()?;
         let descriptors = descriptors.into_iter().map(RateLimitDescriptor::from).collect();

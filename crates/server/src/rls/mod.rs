@@ -4,6 +4,7 @@
 //! (`crate::grpc`); `sdk_extension` is the extension for the Rust SDK. A malformed request is
 //! always reported as the client's error.
 
+mod bounds;
 pub(crate) mod codec;
 mod decode;
 mod encode;

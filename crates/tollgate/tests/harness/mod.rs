@@ -50,7 +50,7 @@ pub(crate) use operator::Operator;
 pub(crate) use prometheus::Prometheus;
 pub(crate) use proxy::Proxy;
 pub(crate) use ratelimit::{Ratelimit, calls_at};
-pub(crate) use redis::Redis;
+pub(crate) use redis::{Monitor, Redis};
 pub(crate) use server::{Run, Server, run, run_with};
 pub(crate) use service::Service;
 pub(crate) use tollgate_testing::origin::Origin;

@@ -26,6 +26,21 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
+    /// Watches the server on a port of loopback.
+    pub(crate) fn at(port: &str) -> Self {
+        let mut child = Ended(
+            Command::new("redis-cli")
+                .args(["-p", port, "MONITOR"])
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("redis-cli is installed: make setup"),
+        );
+        let seen = Said::of(child.0.stdout.take().expect("piped"));
+        eventually("MONITOR to begin", || seen.text().starts_with("OK").then_some(()));
+        Self { _child: child, seen }
+    }
+
     pub(crate) fn text(&self) -> String {
         self.seen.text()
     }
@@ -66,17 +81,7 @@ impl Redis {
 
     /// Every command that it runs from now on, by its `MONITOR`.
     pub(crate) fn monitor(&self) -> Monitor {
-        let mut child = Ended(
-            Command::new("redis-cli")
-                .args(["-p", &self.port.to_string(), "MONITOR"])
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .spawn()
-                .expect("redis-cli is installed: make setup"),
-        );
-        let seen = Said::of(child.0.stdout.take().expect("piped"));
-        eventually("MONITOR to begin", || seen.text().starts_with("OK").then_some(()));
-        Monitor { _child: child, seen }
+        Monitor::at(&self.port.to_string())
     }
 
     /// Kills it.

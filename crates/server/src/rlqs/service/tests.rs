@@ -120,4 +120,5 @@ fn repeated_buckets_of_a_message_are_one_report() {
     assert_eq!(server.report(1, &own, (0..1_000).map(|_| "a".to_owned())), 1);
 }
 
+mod admission;
 mod streams;

@@ -59,42 +59,63 @@ fn message(usages: Vec<BucketQuotaUsage>) -> Vec<u8> {
     RateLimitQuotaUsageReports { domain, bucket_quota_usages: usages }.encode_to_vec()
 }
 
-/// A stream of the service.
-struct Client {
-    messages: mpsc::Sender<Bytes>,
-    responses: Streaming<RateLimitQuotaResponse>,
+/// A service, which ends with it.
+pub(super) struct Running {
+    server: Grpc<QuotaServer>,
     stats: RlqsStats,
     limiter: Arc<Limiter<Memory>>,
-    /// The service ends without them.
-    _server: (Grpc<QuotaServer>, watch::Sender<bool>),
+    _stop: watch::Sender<bool>,
+}
+
+impl Running {
+    pub(super) fn start(config: RlqsConfig) -> Self {
+        let limiter = limiter();
+        let (stop, stopping) = watch::channel(false);
+        let stats = config.stats.clone();
+        let server = Grpc::new(QuotaService::start(Arc::clone(&limiter), config, stopping));
+        Self { server, stats, limiter, _stop: stop }
+    }
+
+    /// Opens a stream, of the task that awaits it.
+    pub(super) async fn open(&self) -> Result<Client, Status> {
+        let (messages, mut waiting) = mpsc::channel(8);
+        let sent = futures_util::stream::poll_fn(move |context| waiting.poll_recv(context));
+        let path = http::uri::PathAndQuery::from_static(PATH);
+        let responses = self.server.clone().streaming(Request::new(sent), path, Raw).await?.into_inner();
+        Ok(Client { messages, responses })
+    }
+}
+
+pub(super) const PATH: &str =
+    "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";
+
+/// A limiter with one limit, of each tenant.
+pub(super) fn limiter() -> Arc<Limiter<Memory>> {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+    let text = "domain: edge\ndescriptors:\n  - key: tenant\n    limit: {count: 600, period: minute}\n";
+    let rules = Ruleset::load(&[Source::new("rules.yaml", text)], &Options::default()).expect("rules");
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(16 << 20), Arc::clone(&clock)).expect("memory");
+    Arc::new(Limiter::new(Arc::new(rules), Arc::new(store), clock as Arc<dyn Clock>))
+}
+
+/// Returns a report of one tenant.
+pub(super) fn report(tenant: &str) -> Vec<u8> {
+    message(vec![usage([("tenant", tenant)])])
+}
+
+/// A stream of the service.
+pub(super) struct Client {
+    messages: mpsc::Sender<Bytes>,
+    pub(super) responses: Streaming<RateLimitQuotaResponse>,
 }
 
 impl Client {
-    async fn open() -> Self {
-        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
-        let text = "domain: edge\ndescriptors:\n  - key: tenant\n    limit: {count: 600, period: minute}\n";
-        let rules = Ruleset::load(&[Source::new("rules.yaml", text)], &Options::default()).expect("rules");
-        let store =
-            MemoryStore::new(&MemoryConfig::with_bytes(16 << 20), Arc::clone(&clock)).expect("memory");
-        let limiter = Arc::new(Limiter::new(Arc::new(rules), Arc::new(store), clock as Arc<dyn Clock>));
-        let (config, (stop, stopping)) = (RlqsConfig::default(), watch::channel(false));
-        let stats = config.stats.clone();
-        let mut server = Grpc::new(QuotaService::start(Arc::clone(&limiter), config, stopping));
-        let (messages, mut waiting) = mpsc::channel(8);
-        let sent = futures_util::stream::poll_fn(move |context| waiting.poll_recv(context));
-        let path = http::uri::PathAndQuery::from_static(
-            "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas",
-        );
-        let responses = server.streaming(Request::new(sent), path, Raw).await.expect("a stream").into_inner();
-        Self { messages, responses, stats, limiter, _server: (server, stop) }
-    }
-
-    async fn send(&self, message: Vec<u8>) {
+    pub(super) async fn send(&self, message: Vec<u8>) {
         self.messages.send(Bytes::from(message)).await.expect("an open stream");
     }
 
     /// Returns the tenants that have an action, when there are so many.
-    async fn answered(&mut self, count: usize) -> HashSet<String> {
+    pub(super) async fn answered(&mut self, count: usize) -> HashSet<String> {
         let mut tenants = HashSet::new();
         while tenants.len() < count {
             let response = self.responses.message().await.expect("an open stream").expect("a response");
@@ -127,14 +148,15 @@ async fn a_bad_bucket_is_left_out_and_all_others_are_served() {
         usage([("tenant", "v".repeat(300_000).as_str())]),
         BucketQuotaUsage::default(),
     ];
-    let mut client = Client::open().await;
+    let service = Running::start(RlqsConfig::default());
+    let mut client = service.open().await.expect("a stream");
     let mut rejected = 0;
     for (at, bad) in bad.into_iter().enumerate() {
         let (before, after) = (format!("{at}"), format!("{at} too"));
         client.send(message(vec![usage([("tenant", &*before)]), bad, usage([("tenant", &*after)])])).await;
         assert_eq!(client.answered(2).await, names(&[&before, &after]));
         rejected += 1;
-        assert_eq!(client.stats.rejected(), (0, rejected), "bucket {at}");
+        assert_eq!(service.stats.rejected(), (0, rejected), "bucket {at}");
     }
     // Not UTF-8: a header field is any bytes.
     let mut bytes =
@@ -143,13 +165,14 @@ async fn a_bad_bucket_is_left_out_and_all_others_are_served() {
     bytes[at..at + 2].copy_from_slice(b"\xff\xfe");
     client.send(bytes).await;
     assert_eq!(client.answered(2).await, names(&["x", "y"]));
-    assert_eq!(client.stats.rejected(), (0, rejected + 1));
+    assert_eq!(service.stats.rejected(), (0, rejected + 1));
 }
 
 /// What Envoy sends again after a reconnect, however many buckets it has.
 #[tokio::test]
 async fn a_message_of_any_size_is_read() {
-    let mut client = Client::open().await;
+    let service = Running::start(RlqsConfig::default());
+    let mut client = service.open().await.expect("a stream");
     let value = "v".repeat(1_000);
     let values: Vec<String> = (0..4_300).map(|at| format!("{at:04}{value}")).collect();
     let bytes = message(values.iter().map(|value| usage([("tenant", &**value)])).collect());
@@ -158,7 +181,7 @@ async fn a_message_of_any_size_is_read() {
     let expected: HashSet<String> = values[..4_096].iter().cloned().collect();
     assert_eq!(client.answered(4_096).await, expected);
     // The last ones are read after that.
-    while client.stats.rejected() != (4_300 - 4_096, 0) {
+    while service.stats.rejected() != (4_300 - 4_096, 0) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -166,12 +189,13 @@ async fn a_message_of_any_size_is_read() {
 /// An Envoy that fails open reports what it has let pass, and its stream may end at once.
 #[tokio::test]
 async fn what_passed_without_an_assignment_is_charged_after_the_stream_has_ended() {
-    let Client { messages, responses, limiter, _server, .. } = Client::open().await;
+    let service = Running::start(RlqsConfig::default());
+    let Client { messages, responses } = service.open().await.expect("a stream");
     let reported = BucketQuotaUsage { num_requests_allowed: 1_000, ..usage([("tenant", "a")]) };
     messages.send(Bytes::from(message(vec![reported]))).await.expect("an open stream");
     drop((messages, responses));
     let check = Check::attributes("edge", &[("tenant", "a")]).with_cost(Cost::PEEK);
-    while limiter.charge_ahead(&check, &[]).await.counters[0].remaining > 0 {
+    while service.limiter.charge_ahead(&check, &[]).await.counters[0].remaining > 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
