@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
+use tollgate_core::conformance::SplitMix64;
 
 /// How long to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,21 +134,15 @@ fn listen(admin: &str) -> io::Result<TcpStream> {
 fn send_checks(http: &str, seed: u64, more: impl Fn() -> bool) -> io::Result<()> {
     let mut server = TcpStream::connect(http)?;
     server.set_read_timeout(Some(Duration::from_secs(30)))?;
-    let (mut random, mut requests, mut responses) = (seed + 0x9e37_79b9, Vec::new(), vec![0; 1 << 16]);
+    let (mut random, mut requests, mut responses) = (SplitMix64::new(seed), Vec::new(), vec![0; 1 << 16]);
     while more() {
         requests.clear();
         for _ in 0..TOGETHER {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            let body = format!(
-                "{{\"domain\":\"d\",\"attributes\":{{\"api_key\":\"sk_live_{:016}\"}}}}",
-                random % CALLERS
-            );
+            let (caller, trace) = (random.below(CALLERS), random.next_u64() | 1);
+            let body =
+                format!("{{\"domain\":\"d\",\"attributes\":{{\"api_key\":\"sk_live_{caller:016}\"}}}}");
             let head = format!(
-                "POST /v1/check HTTP/1.1\r\nhost: {http}\r\ncontent-type: application/json\r\ntraceparent: 00-{:032x}-{:016x}-01\r\ncontent-length: {}\r\n\r\n",
-                random | 1,
-                random | 1,
+                "POST /v1/check HTTP/1.1\r\nhost: {http}\r\ncontent-type: application/json\r\ntraceparent: 00-{trace:032x}-{trace:016x}-01\r\ncontent-length: {}\r\n\r\n",
                 body.len()
             );
             requests.extend_from_slice(head.as_bytes());

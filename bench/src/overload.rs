@@ -6,7 +6,6 @@
 
 mod clients;
 mod figures;
-mod random;
 mod subjects;
 mod workers;
 

@@ -2,7 +2,6 @@
 //!
 //! Latency is counted from the time at which a request was due, not from when it was sent: a busy machine is no excuse.
 
-use super::random::Random;
 use super::workers::CAPACITY;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,6 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tollgate_core::conformance::SplitMix64;
 
 /// Time after which a client is gone.
 pub(crate) const PATIENCE: f64 = 1.0;
@@ -71,7 +71,7 @@ pub(crate) async fn send(
     seed: u64,
     mut on_phase: impl FnMut(&Phase),
 ) -> Vec<Sent> {
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::new(seed);
     let tenants: Vec<(&str, f64)> = (0..TENANTS).map(tenant).collect();
     let weights: Vec<f64> = tenants.iter().map(|(_, weight)| *weight).collect();
     let idle: Arc<Mutex<Vec<TcpStream>>> = Arc::default();
@@ -91,8 +91,8 @@ pub(crate) async fn send(
             let due = start + Duration::from_secs_f64(at);
             tokio::time::sleep_until(due).await;
             let late = due.elapsed().as_secs_f64();
-            let (priority, tenant) = (random.pick(&MIX), random.pick(&weights));
-            let caller = random.bits() % CALLERS;
+            let (priority, tenant) = (random.weighted_index(&MIX), random.weighted_index(&weights));
+            let caller = random.below(CALLERS);
             let head = format!(
                 "GET / HTTP/1.1\r\nhost: api\r\nx-api-key: key-{tenant}-{caller}\r\nx-tenant: tenant-{tenant}\r\nx-tier: {}\r\nx-class: {}\r\n\r\n",
                 tenants[tenant].0, PRIORITIES[priority]

@@ -3,7 +3,6 @@
 //! A worker goes on with a request whose client has left, as a thread pool does. The time at which a request should have
 //! ended is where the worker's next one begins, so that late timers do not lower the capacity.
 
-use super::random::Random;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::service::Service;
@@ -18,6 +17,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tollgate_core::conformance::SplitMix64;
 
 /// Workers, and their mean service time in seconds.
 pub(crate) const WORKERS: usize = 16;
@@ -37,8 +37,8 @@ pub(crate) struct ServiceTime {
 }
 
 impl ServiceTime {
-    fn time(self, mean: f64, random: &mut Random) -> Duration {
-        let is_slow = self.slow_part > 0.0 && random.unit() < self.slow_part;
+    fn time(self, mean: f64, random: &mut SplitMix64) -> Duration {
+        let is_slow = self.slow_part > 0.0 && random.fraction() < self.slow_part;
         let mean = if is_slow { SLOW * mean } else { mean };
         Duration::from_secs_f64(random.log_normal(mean, self.sigma))
     }
@@ -73,7 +73,7 @@ impl Upstream {
         let mut tasks = JoinSet::new();
         for worker in 0..WORKERS as u64 {
             let (jobs, mean) = (Arc::clone(&jobs), Arc::clone(&mean));
-            let mut random = Random::new(seed ^ (worker << 32));
+            let mut random = SplitMix64::new(seed ^ (worker << 32));
             tasks.spawn(async move {
                 let mut free = Instant::now();
                 loop {

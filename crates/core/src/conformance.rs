@@ -20,9 +20,12 @@ mod any_store;
 mod cases;
 mod changed_limits;
 mod dead_store;
+mod faulty_store;
 mod fixtures;
 mod ledger;
 mod many_permits;
+mod memory_records;
+mod owned_charge;
 mod panicking_store;
 mod remote_store;
 mod reset_and_grant;
@@ -32,7 +35,9 @@ mod tests;
 
 pub use any_store::AnyStore;
 pub use dead_store::DeadStore;
+pub use faulty_store::{Fault, FaultyStore, StoreCall, Waiting};
 pub use ledger::{Ledger, ReferenceStore};
+pub use memory_records::MemoryRecords;
 pub use panicking_store::PanickingStore;
 pub use remote_store::RemoteStore;
 pub use rng::SplitMix64;
@@ -41,7 +46,7 @@ use crate::charge::{Admission, Charge, Outcomes, Permit, UnitReturn};
 use crate::clock::{Clock, ManualClock};
 use crate::store::{CounterStore, StoreError};
 use crate::time::{TimeDelta, Timestamp};
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -90,6 +95,16 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
             Poll::Pending => std::thread::park(),
         }
     }
+}
+
+/// Is pending once: for futures that shall be polled twice.
+pub async fn yield_once() {
+    let mut has_waited = false;
+    poll_fn(|cx| {
+        cx.waker().wake_by_ref();
+        if std::mem::replace(&mut has_waited, true) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }
 
 /// A store and the ledger that it is compared with.

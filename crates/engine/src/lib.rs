@@ -85,6 +85,7 @@ mod replay;
 mod reservation;
 mod shown_limits;
 mod signals;
+mod task_guard;
 mod trace;
 mod upstream_meters;
 mod usage;

@@ -9,10 +9,11 @@ use crate::delay_queue::{DelayQueue, QueueFull};
 use crate::fallback::TryCharge;
 use crate::limiter::Limiter;
 use crate::permits::{HeldPermits, ReleaseReason};
+use crate::task_guard::TaskGuard;
 use futures_util::StreamExt;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_core::{Charge, CounterId, CounterStore, StoreError, TimeDelta};
@@ -47,29 +48,6 @@ struct RenewalEntry {
     held: Arc<HeldPermits>,
     due: Instant,
     every: Duration,
-}
-
-/// Guard of the renewal task; dropped with it, also when its runtime shuts down. The next permit guard starts another
-/// task.
-struct RenewalTask<S> {
-    limiter: Weak<Limiter<S>>,
-    /// False once the task has ended normally.
-    is_running: bool,
-}
-
-impl<S> RenewalTask<S> {
-    /// Marks a normal end: there is nothing left to renew, and the table already records that.
-    fn end(mut self) {
-        self.is_running = false;
-    }
-}
-
-impl<S> Drop for RenewalTask<S> {
-    fn drop(&mut self) {
-        if let Some(limiter) = self.limiter.upgrade().filter(|_| self.is_running) {
-            limiter.renewals.table().is_running = false;
-        }
-    }
 }
 
 impl Renewals {
@@ -177,11 +155,11 @@ impl<S: CounterStore + 'static> Limiter<S> {
                 && let Ok(runtime) = tokio::runtime::Handle::try_current()
             {
                 table.is_running = true;
-                let task = RenewalTask { limiter: Arc::downgrade(self), is_running: true };
+                let task = TaskGuard::new(self, |limiter| limiter.renewals.table().is_running = false);
                 runtime.spawn(async move {
-                    while let Some(pause) = task.limiter.upgrade().and_then(|limiter| limiter.next_round()) {
+                    while let Some(pause) = task.limiter().and_then(|limiter| limiter.next_round()) {
                         tokio::time::sleep(pause).await;
-                        let Some(limiter) = task.limiter.upgrade() else { return };
+                        let Some(limiter) = task.limiter() else { return };
                         limiter.renew_round().await;
                     }
                     task.end();

@@ -7,10 +7,11 @@
 
 use crate::limiter::Limiter;
 use crate::permits::HeldPermits;
+use crate::task_guard::TaskGuard;
 use futures_util::StreamExt;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 use tollgate_core::CounterStore;
@@ -86,28 +87,6 @@ impl PendingReleases {
     }
 }
 
-/// Guard of the task; dropped with it, also when its runtime shuts down. The next failure starts another task.
-struct RetryTask<S> {
-    limiter: Weak<Limiter<S>>,
-    /// False once the task has ended normally, which the table records already.
-    is_running: bool,
-}
-
-impl<S> RetryTask<S> {
-    /// Marks a normal end.
-    fn end(mut self) {
-        self.is_running = false;
-    }
-}
-
-impl<S> Drop for RetryTask<S> {
-    fn drop(&mut self) {
-        if let Some(limiter) = self.limiter.upgrade().filter(|_| self.is_running) {
-            limiter.pending_releases.table().is_running = false;
-        }
-    }
-}
-
 impl<S> Limiter<S> {
     /// Returns figures about releases of permits that failed at first.
     #[must_use]
@@ -132,12 +111,12 @@ impl<S: CounterStore + 'static> Limiter<S> {
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             table.is_running = true;
-            let task = RetryTask { limiter: Arc::downgrade(self), is_running: true };
+            let task = TaskGuard::new(self, |limiter| limiter.pending_releases.table().is_running = false);
             runtime.spawn(async move {
                 let mut pause = FIRST_PAUSE;
                 loop {
                     tokio::time::sleep(pause).await;
-                    let Some(limiter) = task.limiter.upgrade() else { return };
+                    let Some(limiter) = task.limiter() else { return };
                     match limiter.retry_round().await {
                         Round::Failed => pause = (pause * 2).min(LAST_PAUSE),
                         Round::Succeeded => pause = FIRST_PAUSE,

@@ -4,7 +4,8 @@
 
 mod simulation;
 
-use simulation::{Fate, Random, Run, Tenant, World, run};
+use simulation::{Fate, Run, Tenant, World, run};
+use tollgate_core::conformance::SplitMix64;
 use tollgate_overload::{GateConfig, GuaranteeScope, NO_TIER, POSITIONS, Priority, TierShare};
 
 const CAPACITY: f64 = 400.0;
@@ -43,7 +44,7 @@ fn simulate(
     seed: u64,
     seconds: f64,
     load: &dyn Fn(f64) -> f64,
-    service: &dyn Fn(f64, &mut Random) -> f64,
+    service: &dyn Fn(f64, &mut SplitMix64) -> f64,
 ) -> Run {
     let gate = settings(seed);
     run(&World {
@@ -60,7 +61,7 @@ fn simulate(
     })
 }
 
-fn usual(_: f64, random: &mut Random) -> f64 {
+fn usual(_: f64, random: &mut SplitMix64) -> f64 {
     random.log_normal(SERVICE, SIGMA)
 }
 
@@ -114,7 +115,7 @@ fn a_fast_upstream_is_measured_by_samples() {
         const CAPACITY: f64 = 100_000.0;
         let gate = GateConfig { key: seed, ..GateConfig::adaptive(16) };
         let load = |t| if (4.0..10.0).contains(&t) { 2.0 * CAPACITY } else { 0.5 * CAPACITY };
-        let service = |_, random: &mut Random| random.log_normal(0.002, SIGMA);
+        let service = |_, random: &mut SplitMix64| random.log_normal(0.002, SIGMA);
         let world = World {
             seed,
             workers: 200,
@@ -173,8 +174,9 @@ fn no_critical_request_is_shed_while_sheddable_ones_pass() {
 #[test]
 fn a_service_time_that_doubles_for_good_is_the_new_capacity_within_thirty_seconds() {
     each_seed(20, |seed| {
-        let slow =
-            |t, random: &mut Random| random.log_normal(if t < 30.0 { SERVICE } else { 2.0 * SERVICE }, SIGMA);
+        let slow = |t, random: &mut SplitMix64| {
+            random.log_normal(if t < 30.0 { SERVICE } else { 2.0 * SERVICE }, SIGMA)
+        };
         let run = simulate(seed, 120.0, &|_| 0.7 * CAPACITY, &slow);
         assert!(run.shed(0.0, 30.0) == 0.0, "seed {seed}");
         let goodput = run.goodput(60.0, 118.0) / (CAPACITY / 2.0);
@@ -203,15 +205,16 @@ fn noise_a_slow_endpoint_and_a_cold_start_shed_nothing() {
         let noisy = simulate(seed, 60.0, &|_| 0.6 * CAPACITY, &|_, random| random.log_normal(SERVICE, 1.0));
         assert!(noisy.shed(0.0, 59.0) <= 0.001, "seed {seed}: noise {}", noisy.shed(0.0, 59.0));
         // Every twentieth request takes ten times as long: the capacity is 276 a second.
-        let slow = |_, random: &mut Random| {
-            let factor = if random.unit() < 0.05 { 10.0 } else { 1.0 };
+        let slow = |_, random: &mut SplitMix64| {
+            let factor = if random.fraction() < 0.05 { 10.0 } else { 1.0 };
             random.log_normal(SERVICE * factor, SIGMA)
         };
         let endpoint = simulate(seed, 60.0, &|_| 200.0, &slow);
         assert!(endpoint.shed(0.0, 59.0) == 0.0, "seed {seed}: slow endpoint");
         // The upstream is twice as slow for its first five seconds; load comes all at once.
-        let warming =
-            |t, random: &mut Random| random.log_normal(if t < 5.0 { 2.0 * SERVICE } else { SERVICE }, SIGMA);
+        let warming = |t, random: &mut SplitMix64| {
+            random.log_normal(if t < 5.0 { 2.0 * SERVICE } else { SERVICE }, SIGMA)
+        };
         let cold = simulate(seed, 30.0, &|_| 0.45 * CAPACITY, &warming);
         assert!(cold.shed(0.0, 29.0) == 0.0, "seed {seed}: cold start");
         let busy = simulate(seed, 60.0, &|_| 0.9 * CAPACITY, &usual);
@@ -227,7 +230,7 @@ fn whatever_the_upstream_is_like_it_stays_useful() {
         let (workers, service, floor) = upstreams[seed as usize % upstreams.len()];
         let capacity = workers as f64 / service;
         let gate = GateConfig { key: seed, ..GateConfig::adaptive(floor) };
-        let service = |_, random: &mut Random| random.log_normal(service, SIGMA);
+        let service = |_, random: &mut SplitMix64| random.log_normal(service, SIGMA);
         let load = |t| if t < 10.0 { 0.5 * capacity } else { 3.0 * capacity };
         let tenants = tenants();
         let run = run(&World {
@@ -254,15 +257,15 @@ fn whatever_the_upstream_is_like_it_stays_useful() {
 #[test]
 fn thousands_of_short_runs_keep_the_invariants() {
     each_seed(2000, |seed| {
-        let mut random = Random(seed ^ 0x5eed);
-        let workers = 1 + (random.unit() * 40.0) as usize;
-        let mean = 0.002 + 0.1 * random.unit();
-        let sigma = random.unit() * 1.2;
+        let mut random = SplitMix64::new(seed ^ 0x5eed);
+        let workers = 1 + (random.fraction() * 40.0) as usize;
+        let mean = 0.002 + 0.1 * random.fraction();
+        let sigma = random.fraction() * 1.2;
         let capacity = workers as f64 / mean;
-        let peaks: [f64; 4] = std::array::from_fn(|_| random.unit() * 4.0);
-        let slower = 0.5 + 2.0 * random.unit();
+        let peaks: [f64; 4] = std::array::from_fn(|_| random.fraction() * 4.0);
+        let slower = 0.5 + 2.0 * random.fraction();
         let load = |t: f64| (capacity * peaks[(t as usize).min(3)]).clamp(1.0, 2000.0);
-        let service = |t: f64, random: &mut Random| {
+        let service = |t: f64, random: &mut SplitMix64| {
             random.log_normal(if t < 2.0 { mean } else { mean * slower }, sigma)
         };
         let gate = GateConfig {
@@ -336,7 +339,7 @@ fn a_single_caller_at_ten_times_the_capacity_gets_all_of_it() {
 fn simulate_low_floor(
     seed: u64,
     part: f64,
-    service: &dyn Fn(f64, &mut Random) -> f64,
+    service: &dyn Fn(f64, &mut SplitMix64) -> f64,
     fails: &dyn Fn(f64) -> bool,
 ) -> Run {
     run(&World {
@@ -356,7 +359,7 @@ fn simulate_low_floor(
 #[test]
 fn an_outage_with_fast_answers_does_not_keep_the_limit_down() {
     let is_outage = |t: f64| (10.0..20.0).contains(&t);
-    let service = |t, random: &mut Random| if is_outage(t) { 0.0005 } else { usual(t, random) };
+    let service = |t, random: &mut SplitMix64| if is_outage(t) { 0.0005 } else { usual(t, random) };
     each_seed(20, |seed| {
         let failing = simulate_low_floor(seed, 0.75, &service, &is_outage);
         let shed = failing.shed(20.0, 59.0);
@@ -373,7 +376,7 @@ fn an_outage_with_fast_answers_does_not_keep_the_limit_down() {
 
 #[test]
 fn a_stall_is_over_within_six_seconds() {
-    let service = |t: f64, random: &mut Random| {
+    let service = |t: f64, random: &mut SplitMix64| {
         let stalled = if (10.0..20.0).contains(&t) { 20.0 - t } else { 0.0 };
         stalled + usual(t, random)
     };

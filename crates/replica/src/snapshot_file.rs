@@ -1,6 +1,7 @@
 //! Files of a snapshot: replaced as a whole, readable by their owner only, because they contain the secret that API keys
 //! are hashed with, and read within a bound.
 
+use crate::dump::{DumpHeader, DumpReader};
 use ring::digest::{SHA256, digest};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{BufWriter, Error, ErrorKind, Read, Write};
@@ -100,6 +101,25 @@ fn read_bounded(path: &Path, max: u64) -> std::io::Result<Vec<u8>> {
         return Err(Error::new(ErrorKind::InvalidData, format!("larger than {max} bytes")));
     }
     Ok(bytes)
+}
+
+/// Reads a dump of this installation from a file. Returns its header.
+///
+/// # Errors
+/// The file cannot be read, or the dump cannot be used.
+pub fn read_dump(
+    mut file: impl Read,
+    mut reader: DumpReader,
+    installation: &str,
+) -> std::io::Result<DumpHeader> {
+    let mut piece = vec![0; 1 << 16];
+    loop {
+        let read = file.read(&mut piece)?;
+        if read == 0 {
+            return reader.finish(installation).map_err(std::io::Error::other);
+        }
+        reader.push(&piece[..read]).map_err(std::io::Error::other)?;
+    }
 }
 
 /// Returns the path of the quotas file that belongs to a state file.

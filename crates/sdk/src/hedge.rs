@@ -6,7 +6,7 @@
 //! A denial waits for the request beside it: on one store, the charge of that one may be the reason. Hedges have the
 //! budget of retries: when all servers are slow, a second request for each call would make them slower.
 
-use crate::checks::{CheckReason, CheckResult};
+use crate::checks::{CheckReason, CheckResult, Fault};
 use crate::hedge_after::{Ended, HedgeAfter, LatencyP95};
 use crate::pace::RetryBudget;
 use crate::servers::{Order, attempt_time};
@@ -75,6 +75,21 @@ pub(crate) enum Hedged<A, E> {
     Faulted(E),
     /// The deadline passed.
     TimedOut,
+}
+
+impl<A> Hedged<A, Fault> {
+    /// Returns the answer that counts, and its server. `distrust` marks a denial that may not hold.
+    pub(crate) fn into_result(self, distrust: impl FnOnce(&mut A)) -> Result<(usize, A), Fault> {
+        match self {
+            Self::Answered(server, answer) => Ok((server, answer)),
+            Self::Unconfirmed(server, mut answer) => {
+                distrust(&mut answer);
+                Ok((server, answer))
+            }
+            Self::Faulted(fault) => Err(fault),
+            Self::TimedOut => Err(Fault::Timeout),
+        }
+    }
 }
 
 /// What an answer means for the other requests of its call.

@@ -12,7 +12,6 @@
 //! | `world` | time, events, the network |
 //! | `authority` | the store: a plain ledger with a replica and planted bugs |
 //! | `node` | a node: engine and leases over a link |
-//! | `records` | records of reservations |
 //! | `run` | one run: events, tasks, faults |
 //! | `ceiling` | the ceiling check |
 //! | `cells` | cells that share a limit over links that fail |
@@ -22,7 +21,6 @@ mod ceiling;
 mod cells;
 mod fairness;
 mod node;
-mod records;
 mod run;
 mod scenario;
 mod world;

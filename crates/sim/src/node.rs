@@ -2,8 +2,7 @@
 
 use crate::Bug;
 use crate::authority::{Request, SentCharge};
-use crate::records::Records;
-use crate::world::Shared;
+use crate::world::{Records, Shared};
 use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;

@@ -4,9 +4,8 @@ use crate::authority::Authority;
 use crate::ceiling::CeilingCheck;
 use crate::fairness::Fairness;
 use crate::node::{self, Store};
-use crate::records::Records;
 use crate::scenario::Scenario;
-use crate::world::{Event, Shared, World};
+use crate::world::{Event, Records, Shared, StoreClock, World};
 use crate::{Bug, Report};
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -116,7 +115,7 @@ impl Run {
             world.at(START + 200_000, Event::Break);
         }
         let world = Shared::new(world);
-        let records = Arc::new(Records::new(&world));
+        let records = Arc::new(Records::new(StoreClock(world.clone())));
         let nodes = (0..scenario.nodes)
             .map(|node| node::process(&world, node, &rules, &scenario.leases, &records, bug))
             .collect();

@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
-use tollgate_core::conformance::SplitMix64;
-use tollgate_core::{Outcomes, StoreError};
+use tollgate_core::conformance::{MemoryRecords, SplitMix64};
+use tollgate_core::{Clock, Outcomes, StoreError, Timestamp};
 
 /// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,6 +81,19 @@ impl Shared {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// The store's clock.
+pub(crate) struct StoreClock(pub(crate) Shared);
+
+impl Clock for StoreClock {
+    fn now(&self) -> Timestamp {
+        let world = self.0.lock();
+        world.authority.time(world.now)
+    }
+}
+
+/// Records of reservations, which all nodes see at once: only what becomes of counters is simulated.
+pub(crate) type Records = MemoryRecords<StoreClock>;
 
 impl World {
     pub(crate) fn new(rng: SplitMix64, authority: Authority, network: Network, start: u64) -> Self {

@@ -13,7 +13,7 @@
 //! | [`signals`] | signals to child processes |
 //! | [`wait`] | waiting for observable conditions |
 //!
-//! Fake stores, and the random number generator of [`zipf`], are in `tollgate_core::conformance`, whose suite needs them
+//! Fake stores and records, and the random number generator, are in `tollgate_core::conformance`, whose suite needs them
 //! itself.
 
 pub mod allocations;

@@ -1,4 +1,7 @@
 //! Serves the requests of other cells.
+//!
+//! Connections are accepted by the loop of all servers, within the file descriptors that these share. A connection that has
+//! sent no first message may be closed for another one; a link never is.
 
 use super::LinkedStore;
 use super::dial::{SAME_PART, is_same_part};
@@ -15,6 +18,8 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tollgate_core::{Clock, CounterStore, LogThrottle};
+use tollgate_http::server::accept::{self, NewConnections, Shutdown};
+use tollgate_http::server::connections::{Activity, ConnectionSlots, LATE, PortLimits, WhenFull};
 
 /// Requests of one connection that are performed at once; further ones are not read.
 const MAX_REQUESTS: usize = 256;
@@ -39,36 +44,46 @@ struct Places {
     refusals: Repeated,
 }
 
-const BOUNDS: Bounds = Bounds { links: 512, handshakes: 256, patience: Duration::from_secs(3) };
+const PATIENCE: Duration = Duration::from_secs(3);
+const BOUNDS: Bounds = Bounds { links: 512, handshakes: 256, patience: PATIENCE };
+/// Time beyond which a connection is closed that has not done so itself: it has sent neither the first messages of TLS nor
+/// its own.
+const FIRST_REQUEST: Duration = PATIENCE.saturating_mul(2).saturating_add(LATE);
 
-/// Accepts connections of other cells, for as long as the process runs. Without certificates the listener must be on
-/// loopback.
+/// Returns the limits of a listener for other cells, of which `guaranteed` connections are kept from all other listeners.
+#[must_use]
+pub const fn port_limits(guaranteed: usize) -> PortLimits {
+    PortLimits {
+        guaranteed,
+        first_request: FIRST_REQUEST,
+        ..PortLimits::new(BOUNDS.links + BOUNDS.handshakes, WhenFull::Wait)
+    }
+}
+
+/// Accepts connections of other cells within `slots`, for as long as the process runs. Without certificates the listener must
+/// be on loopback.
 pub async fn serve<S: CounterStore + 'static, C: Clock + Clone + 'static>(
     store: Arc<LinkedStore<S, C>>,
     listener: TcpListener,
+    slots: ConnectionSlots,
     tls: Option<Arc<CellTls>>,
 ) {
-    serve_within(BOUNDS, store, listener, tls).await;
+    serve_within(BOUNDS, store, listener, slots, tls).await;
 }
 
 async fn serve_within<S: CounterStore + 'static, C: Clock + Clone + 'static>(
     bounds: Bounds,
     store: Arc<LinkedStore<S, C>>,
     listener: TcpListener,
+    slots: ConnectionSlots,
     tls: Option<Arc<CellTls>>,
 ) {
     let places = Places { links: Arc::new(Semaphore::new(bounds.links)), refusals: Repeated::default() };
     let (places, handshakes) = (Arc::new(places), Handshakes::new(bounds.handshakes));
     let ended = LogThrottle::default();
-    loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection of another cell");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
+    // Links are used until the process has ended.
+    let shutdown = Shutdown { timeout: Duration::ZERO, new_connections: NewConnections::Reject };
+    accept::serve(listener, slots, shutdown, std::future::pending(), |stream, _, _, activity| {
         let (handshake, is_full) = handshakes.begin();
         if is_full && let Some(count) = ended.due(store.now()) {
             let most = bounds.handshakes;
@@ -78,26 +93,28 @@ async fn serve_within<S: CounterStore + 'static, C: Clock + Clone + 'static>(
             );
         }
         let (store, tls, places) = (Arc::clone(&store), tls.clone(), Arc::clone(&places));
-        tokio::spawn(async move {
-            let connection = connection(store, stream, tls, (handshake, bounds.patience), places);
-            if let Err(error) = connection.await {
+        async move {
+            let begun = (handshake, bounds.patience, activity);
+            if let Err(error) = connection(store, stream, tls, begun, places).await {
                 tracing::debug!(%error, "a connection of another cell ended");
             }
-        });
-    }
+        }
+    })
+    .await;
 }
 
 async fn connection<S: CounterStore + 'static, C: Clock + Clone + 'static>(
     store: Arc<LinkedStore<S, C>>,
     stream: TcpStream,
     tls: Option<Arc<CellTls>>,
-    (handshake, patience): (Handshake, Duration),
+    (handshake, patience, activity): (Handshake, Duration, Arc<Activity>),
     places: Arc<Places>,
 ) -> io::Result<()> {
-    stream.set_nodelay(true)?;
     match tls {
         None => {
             let (stream, first) = handshake.run(first_message(stream, patience)).await?;
+            // From here on it is a link, which no newcomer displaces.
+            activity.busy();
             requests(store, stream, first, &places).await
         }
         Some(tls) => {
@@ -107,6 +124,7 @@ async fn connection<S: CounterStore + 'static, C: Clock + Clone + 'static>(
                 first_message(stream, patience).await
             };
             let (stream, first) = handshake.run(steps).await?;
+            activity.busy();
             requests(store, stream, first, &places).await
         }
     }

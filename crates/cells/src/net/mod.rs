@@ -24,7 +24,7 @@ mod tls;
 
 pub use dial::{PeerUrl, run_links, run_ticks};
 pub use links::Links;
-pub use listen::serve;
+pub use listen::{port_limits, serve};
 pub use tls::CellTls;
 
 use crate::regional::RegionalStore;

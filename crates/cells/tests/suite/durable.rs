@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tollgate_cells::durable::{
     CounterDigest, Durable, DurableRow, DurableStore, Kept, Peers, ReadBack, SavedSlot, Slot,
 };
+use tollgate_core::conformance::{Fault, FaultyStore, StoreCall};
 use tollgate_core::{
     Algorithm, Calendar, CalendarUnit, Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec,
     ManualClock, Mode, Outcomes, Period, Permit, Rate, Scope, StoreError, TimeDelta, Timestamp,
@@ -375,41 +376,6 @@ impl CounterStore for Leased {
     }
 }
 
-/// A store that does not answer some debits in time.
-struct Late(Arc<MemoryStore<Clock>>, AtomicUsize);
-
-impl CounterStore for Late {
-    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        self.0.charge(charges).await
-    }
-
-    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let left = self.1.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-        if left == Ok(1) { Err(StoreError::Timeout) } else { self.0.debit(charges).await }
-    }
-
-    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        self.0.release(permits).await
-    }
-}
-
-/// A store that, if so, answers no debit in time.
-struct Refusing(Arc<MemoryStore<Clock>>, bool);
-
-impl CounterStore for Refusing {
-    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        self.0.charge(charges).await
-    }
-
-    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        if self.1 { Err(StoreError::Timeout) } else { self.0.debit(charges).await }
-    }
-
-    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        self.0.release(permits).await
-    }
-}
-
 /// Without it a node that starts while Redis is slow for a moment takes a late answer for a loss, and debits what other nodes have
 /// refunded.
 #[test]
@@ -419,10 +385,12 @@ fn a_canary_that_was_late_to_be_written_is_no_loss() {
     // Those of all processes, the mark of a new store and the own ones: four each.
     for late in 1..=12 {
         let durable = Durable::new(b"key", &format!("p{late}"), &[], 4, Peers::None, Arc::clone(&clock));
-        let node = DurableStore::new(
-            Late(Arc::clone(&store), AtomicUsize::new(late)),
-            Some(Arc::new(durable.expect("valid"))),
-        );
+        let (slow, debits) = (FaultyStore::new(Arc::clone(&store)), AtomicUsize::new(0));
+        slow.set_fault(move |call, _| match call {
+            StoreCall::Debit if debits.fetch_add(1, Ordering::Relaxed) + 1 == late => Fault::timeout(),
+            _ => Fault::None,
+        });
+        let node = DurableStore::new(slow, Some(Arc::new(durable.expect("valid"))));
         let is_lost = || pollster::block_on(node.is_lost()).expect("an answer");
         assert!(is_lost(), "a new process reads back");
         let written = pollster::block_on(node.write_canaries());
@@ -451,8 +419,13 @@ fn a_loss_while_no_canary_can_be_written_is_noticed() {
         clock.advance(TimeDelta::from_secs(120));
         let durable = Durable::new(b"key", "own", &[], 4, Peers::None, Arc::clone(&clock)).expect("valid");
         let durable = Some(Arc::new(durable));
-        let over = |store: Refusing| DurableStore::new(store, durable.clone());
-        let (well, badly) = (over(Refusing(Arc::clone(&store), false)), over(Refusing(store, true)));
+        let over =
+            |store: Arc<MemoryStore<Clock>>| DurableStore::new(FaultyStore::new(store), durable.clone());
+        let (well, badly) = (over(Arc::clone(&store)), over(store));
+        badly.inner().set_fault(|call, _| match call {
+            StoreCall::Debit => Fault::timeout(),
+            _ => Fault::None,
+        });
         if begins_well {
             pollster::block_on(well.write_canaries()).expect("written");
             pollster::block_on(badly.renew_canaries()).expect_err("no answer");
@@ -460,7 +433,7 @@ fn a_loss_while_no_canary_can_be_written_is_noticed() {
             pollster::block_on(badly.write_canaries()).expect_err("no answer");
         }
         assert!(!pollster::block_on(well.is_lost()).expect("an answer"));
-        let emptied = over(Refusing(counters(&clock), false));
+        let emptied = over(counters(&clock));
         pollster::block_on(emptied.renew_canaries()).expect_err("a loss");
         assert!(pollster::block_on(emptied.is_lost()).expect("an answer"));
         pollster::block_on(emptied.write_canaries()).expect("written");

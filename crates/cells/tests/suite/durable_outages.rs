@@ -1,40 +1,25 @@
 //! Durable counters of a store that comes back empty from an outage: what is debited then must not hide what it has lost.
 
 use crate::durable::{Clock, Table, charge, counters, month, node, write};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tollgate_cells::durable::ReadBack;
+use tollgate_core::conformance::{Fault, FaultyStore};
 use tollgate_core::{
-    Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, ManualClock, Outcomes, Permit, Scope, StoreError,
-    TimeDelta, Timestamp,
+    Charge, Cost, CounterKey, CounterStore, KeyPart, Limit, ManualClock, Scope, StoreError, TimeDelta,
+    Timestamp,
 };
 use tollgate_store::MemoryStore;
 
 /// A server that may be away, and may come back as another one.
-struct Server(Mutex<Option<Arc<MemoryStore<Clock>>>>);
+type Server = FaultyStore<Arc<MemoryStore<Clock>>>;
 
-impl Server {
-    fn counters(&self) -> Result<Arc<MemoryStore<Clock>>, StoreError> {
-        let counters = self.0.lock().expect("counters").clone();
-        counters.ok_or_else(|| StoreError::Unavailable("a server".to_owned()))
-    }
-
-    fn set(&self, counters: Option<Arc<MemoryStore<Clock>>>) {
-        *self.0.lock().expect("counters") = counters;
-    }
+fn stop(server: &Server) {
+    server.set_fault(|_, _| Fault::Fail(StoreError::Unavailable("a server".to_owned())));
 }
 
-impl CounterStore for Server {
-    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        self.counters()?.charge(charges).await
-    }
-
-    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.counters()?.debit(charges).await
-    }
-
-    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        self.counters()?.release(permits).await
-    }
+fn restart(server: &Server, counters: Arc<MemoryStore<Clock>>) {
+    server.replace_inner(counters);
+    server.clear_fault();
 }
 
 type Debit =
@@ -65,15 +50,15 @@ fn what_is_debited_after_an_outage_waits_for_what_was_lost() {
     for debit in DEBITS {
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_772_000_000)));
         let (limit, mut table) = (month(), Table::default());
-        let server = Arc::new(Server(Mutex::new(Some(counters(&clock)))));
+        let server = Arc::new(Server::new(counters(&clock)));
         let node = node(&server, "one", &clock);
         pollster::block_on(node.write_canaries()).expect("renewed");
         assert_eq!(charge(&node, &limit, "a", Cost::new(300)), 700);
         write(&mut table, 0, &node);
 
-        server.set(None);
+        stop(&server);
         assert!(pollster::block_on(node.is_lost()).is_err());
-        server.set(Some(counters(&clock)));
+        restart(&server, counters(&clock));
         // Of the two, the limit that is not durable is debited.
         let held = with_charges(&limit, 400, |charges| debit(&node, charges)).expect_err("it waits");
         assert_eq!(held.failed_of(2), [0]);
@@ -95,18 +80,18 @@ fn debits_wait_only_for_what_is_lost_and_not_for_long() {
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_772_000_000)));
         let limit = month();
         let own = counters(&clock);
-        let server = Arc::new(Server(Mutex::new(Some(Arc::clone(&own)))));
+        let server = Arc::new(Server::new(Arc::clone(&own)));
         let node = node(&server, "one", &clock);
         pollster::block_on(node.write_canaries()).expect("renewed");
         let debit = |units| with_charges(&limit, units, |charges| debit(&node, charges));
-        server.set(None);
+        stop(&server);
         assert!(debit(1).is_err());
-        server.set(Some(own));
+        restart(&server, own);
         debit(10).expect("nothing is lost");
 
-        server.set(None);
+        stop(&server);
         assert!(debit(1).is_err());
-        server.set(Some(counters(&clock)));
+        restart(&server, counters(&clock));
         assert!(debit(1).is_err());
         clock.advance(TimeDelta::from_secs(4));
         assert!(debit(1).is_err());

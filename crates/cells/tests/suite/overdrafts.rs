@@ -2,38 +2,19 @@
 
 use crate::no_link::NoLink;
 use crate::refunds::{CELLS, Three, limit};
-use crate::slow_store::wait;
 use futures_util::future::join;
 use std::sync::Arc;
 use tollgate_cells::message::{Batch, BatchEntry, Message};
 use tollgate_cells::{CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, RegionalStore, SentCounter};
-use tollgate_core::conformance::block_on;
+use tollgate_core::conformance::{Fault, FaultyStore, block_on};
 use tollgate_core::{
-    Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, KeyPart, ManualClock, Outcomes, Permit, Scope,
-    StoreError, TimeDelta, Timestamp,
+    Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, KeyPart, ManualClock, Scope, TimeDelta,
+    Timestamp,
 };
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
 
-/// A store that answers later: every request waits once.
-struct Later(MemoryStore<Arc<ManualClock>>);
-
-impl CounterStore for Later {
-    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        wait().await;
-        self.0.charge(charges).await
-    }
-
-    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        wait().await;
-        self.0.debit(charges).await
-    }
-
-    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        self.0.release(permits).await
-    }
-}
-
-type Cell = RegionalStore<Later, NoLink, Arc<ManualClock>>;
+type Store = FaultyStore<MemoryStore<Arc<ManualClock>>>;
+type Cell = RegionalStore<Store, NoLink, Arc<ManualClock>>;
 
 fn cell(own: &str, clock: &Arc<ManualClock>) -> Cell {
     let peers = ["a", "b", "c"].into_iter().filter(|name| *name != own);
@@ -41,7 +22,9 @@ fn cell(own: &str, clock: &Arc<ManualClock>) -> Cell {
     let store = MemoryStore::new(&MemoryConfig::with_bytes(64 << 20), Arc::clone(clock)).expect("a store");
     let members = Arc::new(Members::new(CellConfig::new(own, own, peers), 1, Clock::now(&**clock)));
     let names = Pseudonyms::new(b"a secret of all cells");
-    Cell::new(Later(store), members, NoLink, names, Arc::clone(clock), LeaseConfig::default())
+    let store = Store::new(store);
+    store.set_fault(|_, _| Fault::wait());
+    Cell::new(store, members, NoLink, names, Arc::clone(clock), LeaseConfig::default())
 }
 
 /// Without it reports of two cells that arrive together are cut to what the counter had room for before both, and what the

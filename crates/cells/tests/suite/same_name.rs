@@ -5,13 +5,14 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tollgate_cells::message::{self, Message};
-use tollgate_cells::net::{LinkedStore, Links, PeerUrl, run_links, serve};
+use tollgate_cells::net::{LinkedStore, Links, PeerUrl, port_limits, run_links, serve};
 use tollgate_cells::{CellConfig, Members, PeerConfig, Pseudonyms};
 use tollgate_core::{
     Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterOwner, CounterStore, Enforcement, KeyPart,
     LimitSpec, ManualClock, Rate, RegionMode, Scope, StoreError, TimeDelta, Timestamp, Verdict,
     region_prefix,
 };
+use tollgate_http::server::connections::{ConnectionBudget, ConnectionSlots};
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
 
 type Store = LinkedStore<MemoryStore<Arc<ManualClock>>, Arc<ManualClock>>;
@@ -38,6 +39,10 @@ fn linked_process(
     (Arc::new(Store::new(store, members, Arc::clone(&links), names, clock, leases)), links)
 }
 
+fn slots() -> ConnectionSlots {
+    ConnectionBudget::default().port(port_limits(0))
+}
+
 /// Sends a message, and returns the answer; `None` if the link is closed.
 async fn send(stream: &mut TcpStream, message: &Message) -> Option<Message> {
     stream.write_all(&message::encode(1, message)).await.ok()?;
@@ -55,7 +60,7 @@ async fn a_second_process_with_a_cells_name_is_refused() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     let near = process("a", "b", 1, &clock);
-    tokio::spawn(serve(Arc::clone(&near), listener, None));
+    tokio::spawn(serve(Arc::clone(&near), listener, slots(), None));
     let [old, new] = [2, 3].map(|incarnation| process("b", "a", incarnation, &clock).hello());
     let batch = Message::Batch(Arc::default());
 
@@ -105,7 +110,7 @@ async fn a_refused_process_decides_nothing_that_cells_share() {
         is_tls: false,
     };
     let near = process("a", "b", 1, &clock);
-    tokio::spawn(serve(Arc::clone(&near), listener, None));
+    tokio::spawn(serve(Arc::clone(&near), listener, slots(), None));
     let (real, (copy, links)) = (process("b", "a", 2, &clock), linked_process("b", "a", 3, &clock));
     for (mode, value) in [(RegionMode::Shared, "k"), (RegionMode::Split, "k"), (RegionMode::Owner, "k")] {
         let (admission, _) = charge(&copy, mode, value).await.expect("decided");

@@ -1,13 +1,11 @@
 //! A cell whose store is slow applies what other cells have consumed in time for an answer.
 
 use crate::no_link::NoLink;
-use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::Poll;
 use tollgate_cells::message::{Batch, BatchEntry, Message};
 use tollgate_cells::{CellConfig, KeyValues, Members, PeerConfig, Pseudonyms, RegionalStore, SentCounter};
-use tollgate_core::conformance::block_on;
+use tollgate_core::conformance::{block_on, yield_once};
 use tollgate_core::{
     Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, KeyPart, LimitSpec, ManualClock, Outcomes,
     Permit, Rate, Scope, StoreError, TimeDelta, Timestamp,
@@ -24,24 +22,11 @@ struct Slow {
     debited: AtomicUsize,
 }
 
-/// Waits until it is polled again.
-pub(crate) async fn wait() {
-    let mut is_later = false;
-    poll_fn(|context| match std::mem::replace(&mut is_later, true) {
-        true => Poll::Ready(()),
-        false => {
-            context.waker().wake_by_ref();
-            Poll::Pending
-        }
-    })
-    .await;
-}
-
 impl CounterStore for Slow {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         let reading = self.reading.fetch_add(1, Ordering::Relaxed) + 1;
         self.max_reading.fetch_max(reading, Ordering::Relaxed);
-        wait().await;
+        yield_once().await;
         self.reading.fetch_sub(1, Ordering::Relaxed);
         self.own.charge(charges).await
     }

@@ -17,13 +17,13 @@ use crate::rules::revision::PublishedRules;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tollgate_core::Clock;
-use tollgate_replica::snapshot_file::{quotas_path, replace};
+use tollgate_replica::snapshot_file::{quotas_path, read_dump, replace};
 use tollgate_replica::{DumpReader, ReplicatedGrant};
 
 const VERSION: u32 = 3;
@@ -219,17 +219,8 @@ impl ControlPlane {
     }
 
     fn restore_quotas(&self, path: &Path) -> std::io::Result<()> {
-        let mut file = std::fs::File::open(path)?;
-        let mut reader = DumpReader::new(self.quota_table());
-        let mut piece = vec![0; 1 << 16];
-        loop {
-            let read = file.read(&mut piece)?;
-            if read == 0 {
-                break;
-            }
-            reader.push(&piece[..read]).map_err(std::io::Error::other)?;
-        }
-        let header = reader.finish(&self.installation_id()).map_err(std::io::Error::other)?;
+        let reader = DumpReader::new(self.quota_table());
+        let header = read_dump(std::fs::File::open(path)?, reader, &self.installation_id())?;
         self.quota_revision.store(header.revision, Ordering::Relaxed);
         self.current_at.store(header.current_at, Ordering::Relaxed);
         Ok(())

@@ -1,11 +1,10 @@
 //! Remote store for tests: wraps any store and simulates a network. It declines every attempt to charge without
 //! waiting, is pending for one poll, and records the charges it receives.
 
+use super::yield_once;
 use crate::charge::{Charge, Outcomes, Permit};
 use crate::store::{CounterStore, StoreError};
-use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
 
 /// A store wrapped to behave as if it were remote; see the module.
 #[derive(Debug)]
@@ -73,12 +72,7 @@ fn counter(charge: &Charge<'_>) -> String {
 impl<S: CounterStore> CounterStore for RemoteStore<S> {
     async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
         self.record().push(charges.iter().map(counter).collect());
-        let mut has_waited = false;
-        poll_fn(|cx| {
-            cx.waker().wake_by_ref();
-            if std::mem::replace(&mut has_waited, true) { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
+        yield_once().await;
         self.inner.charge(charges).await
     }
 

@@ -55,4 +55,47 @@ impl SplitMix64 {
     pub fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[self.index(choices.len())]
     }
+
+    /// Returns an index into `weights`, each as likely as its weight.
+    ///
+    /// ```
+    /// use tollgate_core::conformance::SplitMix64;
+    /// let mut rng = SplitMix64::new(1);
+    /// let seconds = (0..10_000).filter(|_| rng.weighted_index(&[1.0, 3.0]) == 1).count();
+    /// assert!((7_300..7_700).contains(&seconds), "three in four: {seconds}");
+    /// ```
+    pub fn weighted_index(&mut self, weights: &[f64]) -> usize {
+        let mut left = self.fraction() * weights.iter().sum::<f64>();
+        let before = weights.iter().take_while(|weight| {
+            left -= **weight;
+            left >= 0.0
+        });
+        before.count().min(weights.len().saturating_sub(1))
+    }
+
+    /// Returns the time to the next event of a Poisson process whose events are `mean` apart on average.
+    ///
+    /// ```
+    /// use tollgate_core::conformance::SplitMix64;
+    /// let mut rng = SplitMix64::new(1);
+    /// let mean = (0..10_000).map(|_| rng.exponential(2.0)).sum::<f64>() / 10_000.0;
+    /// assert!((1.95..2.05).contains(&mean), "{mean}");
+    /// ```
+    pub fn exponential(&mut self, mean: f64) -> f64 {
+        -mean * (1.0 - self.fraction()).ln()
+    }
+
+    /// Returns a log-normal value with this mean; `sigma` is the standard deviation of its logarithm.
+    ///
+    /// ```
+    /// use tollgate_core::conformance::SplitMix64;
+    /// let mut rng = SplitMix64::new(1);
+    /// let mean = (0..10_000).map(|_| rng.log_normal(2.0, 0.5)).sum::<f64>() / 10_000.0;
+    /// assert!((1.95..2.05).contains(&mean), "{mean}");
+    /// ```
+    pub fn log_normal(&mut self, mean: f64, sigma: f64) -> f64 {
+        let normal =
+            (-2.0 * (1.0 - self.fraction()).ln()).sqrt() * (std::f64::consts::TAU * self.fraction()).cos();
+        mean * (sigma * normal - sigma * sigma / 2.0).exp()
+    }
 }

@@ -1,45 +1,26 @@
 use super::*;
 use crate::check::Check;
-use std::sync::atomic::AtomicBool;
-use tollgate_core::{Charge, Outcomes, Permit, StoreError, SystemClock, TimeDelta};
+use tollgate_core::conformance::{Fault, FaultyStore, StoreCall};
+use tollgate_core::{Charge, SystemClock, TimeDelta};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
-/// A store that releases nothing while it stalls.
-struct StallingStore {
-    counters: MemoryStore<SystemClock>,
-    stalls: AtomicBool,
-    tried: AtomicU64,
-}
-
-impl CounterStore for StallingStore {
-    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        self.counters.charge(charges).await
-    }
-    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.counters.debit(charges).await
-    }
-    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        self.tried.fetch_add(1, Ordering::Relaxed);
-        if self.stalls.load(Ordering::Relaxed) {
-            return Err(StoreError::Timeout);
-        }
-        self.counters.release(permits).await
-    }
-}
-
-fn limiter(ttl: &str) -> Arc<Limiter<StallingStore>> {
+fn limiter(ttl: &str) -> Arc<Limiter<FaultyStore<MemoryStore<SystemClock>>>> {
     let text = format!(
         "domain: d\ndescriptors:\n  - {{key: user, name: slots, concurrency: {{limit: 2, ttl: {ttl}}}}}\n"
     );
     let rules = Ruleset::load(&[Source::new("test.yaml", text)], &Options::default());
     let clock = SystemClock::new();
     let counters = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), clock).expect("a small store");
-    let store = StallingStore { counters, stalls: AtomicBool::new(false), tried: AtomicU64::new(0) };
-    Arc::new(Limiter::new(Arc::new(rules.expect("rules")), store, Arc::new(clock)))
+    Arc::new(Limiter::new(Arc::new(rules.expect("rules")), FaultyStore::new(counters), Arc::new(clock)))
 }
 
-async fn is_admitted(limiter: &Arc<Limiter<StallingStore>>) -> bool {
+/// A store that stalls releases nothing.
+fn stall(call: StoreCall, _: &[Charge<'_>]) -> Fault {
+    if call == StoreCall::Release { Fault::timeout() } else { Fault::None }
+}
+
+async fn is_admitted(limiter: &Arc<Limiter<FaultyStore<MemoryStore<SystemClock>>>>) -> bool {
     let (decision, held) = limiter.admit(&Check::attributes("d", &[("user", "u")])).await;
     drop(held.map(|held| limiter.guard(held, TimeDelta::ZERO)));
     decision.is_allowed()
@@ -49,7 +30,7 @@ async fn is_admitted(limiter: &Arc<Limiter<StallingStore>>) -> bool {
 #[tokio::test(start_paused = true)]
 async fn permits_are_free_after_a_stall() {
     let limiter = limiter("60s");
-    limiter.store().stalls.store(true, Ordering::Relaxed);
+    limiter.store().set_fault(stall);
     assert!(is_admitted(&limiter).await && is_admitted(&limiter).await);
     assert!(!is_admitted(&limiter).await, "neither release succeeded");
     // The clock of the test goes on only while its tasks wait: rounds have been made.
@@ -60,9 +41,9 @@ async fn permits_are_free_after_a_stall() {
         [("slots".to_owned(), 2)],
         "they are in flight as far as the store knows"
     );
-    let tried = limiter.store().tried.load(Ordering::Relaxed);
+    let tried = limiter.store().calls(StoreCall::Release);
     assert!((4..20).contains(&tried), "one in a round: {tried}");
-    limiter.store().stalls.store(false, Ordering::Relaxed);
+    limiter.store().clear_fault();
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(limiter.release_stats(), ReleaseStats { pending: 0, retried: 2, lost: 0 });
     assert_eq!(limiter.in_flight(), [("slots".to_owned(), 0)]);
@@ -73,7 +54,7 @@ async fn permits_are_free_after_a_stall() {
 #[tokio::test(start_paused = true)]
 async fn a_release_is_given_up_when_its_permit_has_expired() {
     let limiter = limiter("5s");
-    limiter.store().stalls.store(true, Ordering::Relaxed);
+    limiter.store().set_fault(stall);
     assert!(is_admitted(&limiter).await);
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(limiter.release_stats(), ReleaseStats { pending: 0, retried: 0, lost: 1 });

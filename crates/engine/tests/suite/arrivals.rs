@@ -2,6 +2,7 @@
 
 use crate::rig::Rig;
 use tollgate_core::TimeDelta;
+use tollgate_core::conformance::SplitMix64;
 
 /// Sends requests of each load at its rate per second, for so many seconds in steps of a millisecond; `load` returns a load's rate and its
 /// requests' attributes. Returns how many of each were sent and served from the step `counted` on. With a seed, they come at random.
@@ -11,20 +12,16 @@ pub(crate) fn send<const N: usize, L>(
     load: impl Fn(&L) -> (f64, [(&'static str, &'static str); N]),
     steps: u64,
     counted: u64,
-    mut seed: Option<u64>,
+    seed: Option<u64>,
 ) -> Vec<(u64, u64)> {
+    let mut random = seed.map(SplitMix64::new);
     let mut counts = vec![(0, 0); loads.len()];
     let mut due: Vec<f64> = (0..loads.len()).map(|at| at as f64 / loads.len() as f64).collect();
     for step in 0..steps {
         for (at, (rate, attributes)) in loads.iter().map(&load).enumerate() {
-            due[at] += match &mut seed {
+            due[at] += match &mut random {
                 None => rate / 1_000.0,
-                Some(state) => {
-                    *state =
-                        state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    let dice = (*state >> 33) as f64 / f64::from(1_u32 << 31);
-                    if dice < rate / 1_000.0 { 1.0 } else { 0.0 }
-                }
+                Some(random) => f64::from(u8::from(random.fraction() < rate / 1_000.0)),
             };
             while due[at] >= 1.0 {
                 due[at] -= 1.0;

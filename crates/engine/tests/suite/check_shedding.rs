@@ -4,9 +4,8 @@ use crate::rig::{Memory, rules};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Semaphore;
-use tollgate_core::{
-    Charge, Clock, CounterStore, ManualClock, Outcomes, Permit, StoreError, TimeDelta, Timestamp,
-};
+use tollgate_core::conformance::{Fault, FaultyStore};
+use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Decision, Limiter, Origin, ShedOrder};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -19,33 +18,13 @@ descriptors:
   - {key: shadow, name: shadow, limit: 1/minute, shadow_mode: true}
 ";
 
-/// A store whose answers the test lets through.
-struct Slow {
-    counters: Memory,
-    answers: Arc<Semaphore>,
-    charged: AtomicU64,
-}
-
-impl CounterStore for Slow {
-    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        self.answers.acquire().await.expect("open").forget();
-        self.charged.fetch_add(charges.len() as u64, Ordering::Relaxed);
-        self.counters.charge(charges).await
-    }
-
-    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.counters.debit(charges).await
-    }
-
-    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        self.counters.release(permits).await
-    }
-}
-
 struct Overload {
-    limiter: Limiter<Slow>,
+    limiter: Limiter<FaultyStore<Memory>>,
     clock: Arc<ManualClock>,
+    /// Answers of the store that the test lets through.
     answers: Arc<Semaphore>,
+    /// Number of charges that the store has answered.
+    charged: Arc<AtomicU64>,
 }
 
 impl Overload {
@@ -53,10 +32,18 @@ impl Overload {
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
         let counters =
             MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
-        let answers = Arc::new(Semaphore::new(0));
-        let store = Slow { counters, answers: Arc::clone(&answers), charged: AtomicU64::new(0) };
+        let (answers, charged) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicU64::new(0)));
+        let store = FaultyStore::new(counters);
+        let shared = (Arc::clone(&answers), Arc::clone(&charged));
+        store.set_fault(move |_, charges| {
+            let ((answers, charged), count) = (shared.clone(), charges.len() as u64);
+            Fault::WaitThenApply(Box::pin(async move {
+                answers.acquire().await.expect("open").forget();
+                charged.fetch_add(count, Ordering::Relaxed);
+            }))
+        });
         let limiter = Limiter::new(rules(RULES), store, Arc::clone(&clock) as Arc<dyn Clock>);
-        Self { limiter: limiter.with_check_shedding(TimeDelta::from_millis(5)), clock, answers }
+        Self { limiter: limiter.with_check_shedding(TimeDelta::from_millis(5)), clock, answers, charged }
     }
 
     /// Makes a hundred checks at once, which the store answers after `wait`.
@@ -110,9 +97,9 @@ fn comfort_passes_and_says_so_while_security_is_still_charged() {
     );
     assert_eq!(said.reason.as_deref(), Some("Tollgate is overloaded and sheds checks of class comfort"));
     // The rest of it was charged.
-    let charged = overload.limiter.store().charged.load(Ordering::Relaxed);
+    let charged = overload.charged.load(Ordering::Relaxed);
     overload.round(&[("user", "u"), ("login", "u")], LATE);
-    let more = overload.limiter.store().charged.load(Ordering::Relaxed) - charged;
+    let more = overload.charged.load(Ordering::Relaxed) - charged;
     assert!((100..200).contains(&more), "{more} of 200 charges");
     // Calm again.
     overload.clock.advance(TimeDelta::from_secs(10));

@@ -2,12 +2,8 @@
 
 use crate::rig::{Memory, check, rules};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
-use tollgate_core::conformance::DeadStore;
-use tollgate_core::{
-    Charge, Clock, Cost, CounterStore, ManualClock, Outcomes, Permit, StoreError, SystemClock, TimeDelta,
-    Timestamp,
-};
+use tollgate_core::conformance::{DeadStore, Fault, FaultyStore, StoreCall};
+use tollgate_core::{Charge, Clock, Cost, ManualClock, SystemClock, TimeDelta, Timestamp};
 use tollgate_engine::{Limiter, Origin};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -53,48 +49,19 @@ fn each_class_applies_its_fail_policy() {
     }
 }
 
-/// A store of which a part can be away: the counters whose first value starts with `dead`, or all.
-struct Flaky {
-    counters: Memory,
-    outage: AtomicU8,
-}
-
-const AVAILABLE: u8 = 0;
-const PARTIAL: u8 = 1;
-const UNAVAILABLE: u8 = 2;
-
-impl Flaky {
-    fn fault(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let dead =
-            |charge: &Charge<'_>| charge.key.parts.iter().any(|part| part.to_string().starts_with("dead"));
-        let failed: Vec<usize> = (0..charges.len()).filter(|at| dead(&charges[*at])).collect();
-        match self.outage.load(Ordering::Relaxed) {
-            UNAVAILABLE => Err(StoreError::Timeout),
-            PARTIAL if !failed.is_empty() => {
-                Err(StoreError::Partial { failed, cause: Box::new(StoreError::Timeout) })
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-impl CounterStore for Flaky {
-    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        self.fault(charges)?;
-        self.counters.charge(charges).await
-    }
-    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.fault(charges)?;
-        self.counters.debit(charges).await
-    }
-    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        self.counters.release(permits).await
-    }
-}
+type Hook = fn(StoreCall, &[Charge<'_>]) -> Fault;
+const AVAILABLE: Hook = |_, _| Fault::None;
+const UNAVAILABLE: Hook = Fault::outage;
+/// A part of the store is away: the counters of which a value starts with `dead`.
+const PARTIAL: Hook = |_, charges| {
+    let is_dead =
+        |charge: &Charge<'_>| charge.key.parts.iter().any(|part| part.to_string().starts_with("dead"));
+    Fault::partial(charges, is_dead)
+};
 
 struct Outage {
     clock: Arc<ManualClock>,
-    limiter: Limiter<Flaky>,
+    limiter: Limiter<FaultyStore<Memory>>,
 }
 
 fn outage(text: &str) -> Outage {
@@ -103,13 +70,15 @@ fn outage(text: &str) -> Outage {
     let memory = MemoryConfig::with_bytes(1 << 20);
     let counters = MemoryStore::new(&memory, Arc::clone(&clock)).expect("a small store");
     let fallback = MemoryStore::new(&memory, Arc::clone(&time)).expect("a small store");
-    let store = Flaky { counters, outage: AtomicU8::new(AVAILABLE) };
-    Outage { limiter: Limiter::new(rules(text), store, time).with_fallback(fallback), clock }
+    Outage {
+        limiter: Limiter::new(rules(text), FaultyStore::new(counters), time).with_fallback(fallback),
+        clock,
+    }
 }
 
 impl Outage {
-    fn set(&self, state: u8) {
-        self.limiter.store().outage.store(state, Ordering::Relaxed);
+    fn set(&self, fault: Hook) {
+        self.limiter.store().set_fault(fault);
     }
 
     /// How many of `tries` pass, and on what they rest.

@@ -1,11 +1,10 @@
 //! What a request takes of a guarantee besides the capacity: it is given back with the request, in shadow mode too, and it is not shown as
 //! a limit of the caller.
 
-use crate::rig::{self, Memory, Rig, rig};
-use std::sync::{Arc, Mutex};
-use tollgate_core::{
-    Charge, Clock, Cost, CounterStore, ManualClock, Outcomes, Permit, StoreError, TimeDelta, Timestamp,
-};
+use crate::rig::{self, Rig, rig};
+use std::sync::Arc;
+use tollgate_core::conformance::FaultyStore;
+use tollgate_core::{Clock, Cost, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, HeldPermits, Limiter};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -108,52 +107,21 @@ fn nothing_remains_after_a_denial_beyond_the_fair_share() {
     assert!(denied > 1_000, "{denied}");
 }
 
-/// Counters that can be lost.
-struct Losing(Mutex<Arc<Memory>>, Arc<ManualClock>);
-
-impl Losing {
-    fn counters(clock: &Arc<ManualClock>) -> Arc<Memory> {
-        Arc::new(
-            MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(clock)).expect("a small store"),
-        )
-    }
-
-    fn lose(&self) {
-        *self.0.lock().expect("counters") = Self::counters(&self.1);
-    }
-
-    fn now(&self) -> Arc<Memory> {
-        Arc::clone(&self.0.lock().expect("counters"))
-    }
-}
-
-impl CounterStore for Losing {
-    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        self.now().charge(charges).await
-    }
-
-    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.now().debit(charges).await
-    }
-
-    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        self.now().release(permits).await
-    }
-}
-
 /// A store that has restarted empty must not hand out places that requests in flight still have, in the capacity or in a guarantee.
 #[test]
 fn renewals_count_all_places_again_that_a_store_has_lost() {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
-    let store = Losing(Mutex::new(Losing::counters(&clock)), Arc::clone(&clock));
-    let limiter = Limiter::new(rig::rules(IN_FLIGHT), store, clock as Arc<dyn Clock>);
+    let counters =
+        || MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a small store");
+    let store = FaultyStore::new(counters());
+    let limiter = Limiter::new(rig::rules(IN_FLIGHT), store, Arc::clone(&clock) as Arc<dyn Clock>);
     let admit = |attributes: &[(&str, &str)]| {
         pollster::block_on(limiter.admit(&Check::attributes("d", attributes))).1
     };
     let greedy: Vec<_> = (0..20).filter_map(|_| admit(&GREEDY)).collect();
     let own: Vec<_> = (0..20).filter_map(|_| admit(&ACME)).collect();
     assert_eq!((greedy.len(), own.len()), (10, 5), "the capacity, and the guarantee");
-    limiter.store().lose();
+    limiter.store().replace_inner(counters());
     for held in greedy.iter().chain(&own) {
         pollster::block_on(limiter.renew(held)).expect("memory");
     }

@@ -3,6 +3,7 @@
 
 use crate::rig;
 use std::sync::Arc;
+use tollgate_core::conformance::SplitMix64;
 use tollgate_core::{Clock, Cost, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, HeldPermits, Limiter};
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -46,21 +47,12 @@ struct Had {
     in_flight: f64,
 }
 
-/// Random numbers below one: requests that all began together would else end together.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> f64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as f64 / f64::from(1_u32 << 31)
-    }
-}
-
 /// Sends at random for some seconds, in steps of two milliseconds; what is counted begins when the shares have `settled`.
 fn run(tenants: &[Tenant], seconds: u64, settled: u64) -> Vec<Had> {
     const STEP: u64 = 2;
     let (nodes, clock) = nodes(RULES);
-    let mut random = Random(7);
+    // Requests that all began together would otherwise end together.
+    let mut random = SplitMix64::new(7);
     let mut had: Vec<Had> = tenants.iter().map(|_| Had::default()).collect();
     let mut open: Vec<(u64, usize, HeldPermits)> = Vec::new();
     let mut due = vec![0.0; tenants.len()];
@@ -74,10 +66,10 @@ fn run(tenants: &[Tenant], seconds: u64, settled: u64) -> Vec<Had> {
             is_open
         });
         let is_settled = now >= settled * 1_000;
-        let first = usize::from(random.next() < 0.5);
+        let first = usize::from(random.fraction() < 0.5);
         for at in (0..tenants.len()).map(|at| (at + first) % tenants.len()) {
             let tenant = &tenants[at];
-            due[at] += 2.0 * random.next() * tenant.rate * STEP as f64;
+            due[at] += 2.0 * random.fraction() * tenant.rate * STEP as f64;
             while due[at] >= 1.0 {
                 due[at] -= 1.0;
                 let attributes = [("tenant", tenant.name)];
@@ -85,7 +77,7 @@ fn run(tenants: &[Tenant], seconds: u64, settled: u64) -> Vec<Had> {
                 let (decision, held) = pollster::block_on(nodes[tenant.node].admit(&check));
                 had[at].sent += u64::from(is_settled);
                 had[at].served += u64::from(is_settled && decision.is_allowed());
-                let lasts = (tenant.lasts as f64 * (0.5 + random.next())) as u64;
+                let lasts = (tenant.lasts as f64 * (0.5 + random.fraction())) as u64;
                 open.extend(held.map(|held| (now + lasts, at, held)));
             }
             if is_settled {
@@ -129,14 +121,14 @@ fn nodes_that_want_all_have_their_parts() {
 #[test]
 fn a_node_is_not_outbid_where_the_end_of_requests_is_not_reported() {
     let (nodes, clock) = nodes(&RULES.replace("100 in flight", "100 in flight, ttl: 2s"));
-    let mut random = Random(7);
+    let mut random = SplitMix64::new(7);
     let (mut sent, mut served, mut greedy) = (0, 0, 0);
     for step in 0..20_000 {
         // 60 in a second for two seconds each, and 15.
-        if random.next() < 0.12 {
+        if random.fraction() < 0.12 {
             greedy += u64::from(rig::check(&nodes[0], &[("tenant", "greedy")], Cost::ONE).is_allowed());
         }
-        if random.next() < 0.03 {
+        if random.fraction() < 0.03 {
             let own = rig::check(&nodes[1], &[("tenant", "own")], Cost::ONE);
             let is_settled = u64::from(step >= 10_000);
             sent += is_settled;
@@ -164,11 +156,11 @@ overload:
         ("loud", "none", "/pay", 0, 0.3),
         ("own", "none", "/pay", 1, 0.03),
     ];
-    let mut random = Random(7);
+    let mut random = SplitMix64::new(7);
     let mut counts = [(0, 0); 3];
     for ms in 0..20_000 {
         for (at, (tenant, tier, path, node, rate)) in senders.into_iter().enumerate() {
-            if random.next() < rate {
+            if random.fraction() < rate {
                 let attributes = [("tenant", tenant), ("tier", tier), ("path", path)];
                 let is_served = rig::check(&nodes[node], &attributes, Cost::ONE).is_allowed();
                 if ms >= 10_000 {

@@ -2,140 +2,39 @@
 //! that has ended, and a guarantee holds as long as its own counters do.
 
 use crate::rig::{Memory, rules};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use tollgate_core::{
-    Admission, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LateAnswer, LateCharge,
-    LateResponder, Limit, ManualClock, Outcomes, OwnedKeyPart, Permit, PermitId, Scope, StoreError,
-    TimeDelta, Timestamp,
-};
+use std::sync::Arc;
+use tollgate_core::conformance::{Fault, FaultyStore};
+use tollgate_core::{Clock, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Decision, HeldPermits, Limiter, Origin};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
-/// One charge of a request that has not been answered.
-#[derive(Clone)]
-struct Sent {
-    scope: Scope,
-    parts: Vec<OwnedKeyPart>,
-    limit: Limit,
-    cost: Cost,
-    enforcement: Enforcement,
-    permit: PermitId,
-}
-
-impl Sent {
-    fn from_charge(charge: &Charge<'_>) -> Self {
-        Self {
-            scope: charge.key.scope.clone(),
-            parts: charge.key.parts.iter().map(OwnedKeyPart::from).collect(),
-            limit: charge.limit.clone(),
-            cost: charge.cost,
-            enforcement: charge.enforcement,
-            permit: charge.permit,
-        }
-    }
-
-    fn with<T>(&self, then: impl FnOnce(Charge<'_>) -> T) -> T {
-        let parts: Vec<KeyPart<'_>> = self.parts.iter().map(OwnedKeyPart::as_part).collect();
-        let key = CounterKey { scope: &self.scope, parts: &parts };
-        let charge = Charge::new(key, &self.limit, self.cost);
-        then(Charge { enforcement: self.enforcement, permit: self.permit, ..charge })
-    }
-}
-
-/// Counters of which some cannot be charged, and which answer late on command.
-struct FaultyStore {
-    counters: Arc<Memory>,
-    is_late: AtomicBool,
-    is_down: AtomicBool,
-    /// Part of the names of counters that cannot be charged.
-    away: Mutex<Option<&'static str>>,
-    unanswered: Mutex<Vec<(Vec<Sent>, LateResponder)>>,
-}
-
-impl FaultyStore {
-    /// Answers everything that was late, as a server that had stopped for a moment.
-    fn answer(&self) {
-        for (sent, responder) in std::mem::take(&mut *self.unanswered.lock().expect("a list")) {
-            // One at a time is enough: nothing is denied in these tests.
-            let ids: Vec<_> = sent
-                .iter()
-                .map(|one| {
-                    one.with(|charge| {
-                        let charged = pollster::block_on(self.counters.charge(&[charge])).expect("memory");
-                        assert_eq!(charged.admission, Admission::Admitted);
-                        charge.key.id()
-                    })
-                })
-                .collect();
-            let counters = Arc::clone(&self.counters);
-            responder.answer(LateAnswer::Charged(ids), move || {
-                for one in &sent {
-                    one.with(|charge| {
-                        let permit = Permit { key: charge.key, limit: charge.limit, id: charge.permit };
-                        pollster::block_on(counters.release(&[permit])).expect("memory");
-                    });
-                }
-            });
-        }
-    }
-
-    fn fault(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        if self.is_late.load(Ordering::Relaxed) {
-            let (late, responder) = LateCharge::new();
-            let sent = charges.iter().map(Sent::from_charge).collect();
-            self.unanswered.lock().expect("a list").push((sent, responder));
-            return Err(StoreError::Late(late));
-        }
-        if self.is_down.load(Ordering::Relaxed) {
-            return Err(StoreError::Timeout);
-        }
-        let Some(away) = *self.away.lock().expect("a name") else { return Ok(()) };
-        let is_away = |charge: &Charge<'_>| charge.key.scope.label().contains(away);
-        let failed: Vec<usize> = (0..charges.len()).filter(|at| is_away(&charges[*at])).collect();
-        match failed.is_empty() {
-            true => Ok(()),
-            false => Err(StoreError::Partial { failed, cause: Box::new(StoreError::Timeout) }),
-        }
-    }
-}
-
-impl CounterStore for FaultyStore {
-    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        self.fault(charges)?;
-        self.counters.charge(charges).await
-    }
-    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.fault(charges)?;
-        self.counters.debit(charges).await
-    }
-    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        self.counters.release(permits).await
-    }
-}
-
 struct Fleet {
     clock: Arc<ManualClock>,
-    limiter: Arc<Limiter<FaultyStore>>,
+    limiter: Arc<Limiter<FaultyStore<Memory>>>,
 }
 
 fn fleet(text: &str) -> Fleet {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
     let time: Arc<dyn Clock> = Arc::clone(&clock) as _;
     let memory = MemoryConfig::with_bytes(1 << 20);
-    let counters = Arc::new(MemoryStore::new(&memory, Arc::clone(&clock)).expect("a small store"));
+    let counters = MemoryStore::new(&memory, Arc::clone(&clock)).expect("a small store");
     let fallback = MemoryStore::new(&memory, Arc::clone(&time)).expect("a small store");
-    let store = FaultyStore {
-        counters,
-        is_late: AtomicBool::new(false),
-        is_down: AtomicBool::new(false),
-        away: Mutex::default(),
-        unanswered: Mutex::default(),
-    };
+    let store = FaultyStore::new(counters);
     Fleet { limiter: Arc::new(Limiter::new(rules(text), store, time).with_fallback(fallback)), clock }
 }
 
 impl Fleet {
+    fn store(&self) -> &FaultyStore<Memory> {
+        self.limiter.store()
+    }
+
+    /// Counters with this in their names cannot be charged from now on.
+    fn lose(&self, name: &'static str) {
+        self.store().set_fault(move |_, charges| {
+            Fault::partial(charges, |charge| charge.key.scope.label().contains(name))
+        });
+    }
+
     fn admit(&self, attributes: &[(&str, &str)]) -> (Decision, Option<HeldPermits>) {
         pollster::block_on(self.limiter.admit(&Check::attributes("d", attributes)))
     }
@@ -170,11 +69,11 @@ fn a_late_answer_takes_no_place_of_a_guarantee_for_good() {
     for is_pressed in [false, true] {
         let fleet = fleet(IN_FLIGHT);
         let greedy = if is_pressed { fleet.fill(&[("tenant", "greedy")]) } else { Vec::new() };
-        fleet.limiter.store().is_late.store(true, Ordering::Relaxed);
+        fleet.store().set_fault(|_, _| Fault::Late);
         let held: Vec<HeldPermits> = (0..4).filter_map(|_| fleet.admit(&ACME).1).collect();
         assert_eq!(held.len(), 4, "decided by this node");
-        fleet.limiter.store().is_late.store(false, Ordering::Relaxed);
-        fleet.limiter.store().answer();
+        fleet.store().clear_fault();
+        pollster::block_on(fleet.store().answer_late());
         fleet.release(&held);
         fleet.release(&greedy);
         let greedy = fleet.fill(&[("tenant", "greedy")]);
@@ -189,7 +88,7 @@ fn a_guarantee_holds_while_other_counters_are_away() {
     for text in [IN_FLIGHT, &IN_FLIGHT.replace("10 in flight", "10/minute")] {
         let fleet = fleet(text);
         assert_eq!(fleet.passed(&[("tenant", "greedy")], 30), 10, "the capacity is in use");
-        *fleet.limiter.store().away.lock().expect("a name") = Some("path");
+        fleet.lose("path");
         let with_path = [("tenant", "acme"), ("tier", "enterprise"), ("path", "/a")];
         assert_eq!(fleet.passed(&with_path, 5), 5, "{text}");
         assert_eq!(fleet.passed(&with_path, 5), 0, "no more than the guarantee: {text}");
@@ -202,7 +101,7 @@ fn a_guarantee_holds_while_other_counters_are_away() {
 fn the_first_to_find_the_capacity_in_use_has_its_guarantee_while_others_are_away() {
     let fleet = fleet(&IN_FLIGHT.replace("10 in flight", "10/minute"));
     assert_eq!(fleet.passed(&[("tenant", "greedy")], 10), 10, "used up, and nobody has been denied");
-    *fleet.limiter.store().away.lock().expect("a name") = Some("path");
+    fleet.lose("path");
     assert_eq!(fleet.passed(&[("tenant", "acme"), ("tier", "enterprise"), ("path", "/a")], 8), 5);
 }
 
@@ -210,7 +109,7 @@ fn the_first_to_find_the_capacity_in_use_has_its_guarantee_while_others_are_away
 #[test]
 fn without_its_own_counter_a_guarantee_is_none() {
     let fleet = fleet(&IN_FLIGHT.replace("10 in flight", "10/minute"));
-    *fleet.limiter.store().away.lock().expect("a name") = Some("guarantee");
+    fleet.lose("guarantee");
     assert_eq!(fleet.passed(&ACME, 8), 8, "there is room");
     assert_eq!(fleet.passed(&[("tenant", "greedy")], 8), 2);
     assert_eq!(fleet.passed(&ACME, 3), 0, "the capacity is in use");
@@ -223,7 +122,7 @@ fn what_is_denied_without_the_store_gives_its_guarantee_back() {
         let text = text.replace("limit: 1000/second", "limit: 1000/second, on_error: closed");
         let fleet = fleet(&text);
         assert_eq!(fleet.passed(&[("tenant", "greedy")], 30), 10);
-        *fleet.limiter.store().away.lock().expect("a name") = Some("path");
+        fleet.lose("path");
         let with_path = [("tenant", "acme"), ("tier", "enterprise"), ("path", "/a")];
         assert_eq!(fleet.passed(&with_path, 20), 0);
         assert_eq!(fleet.passed(&ACME, 8), 5, "{text}");
@@ -248,9 +147,9 @@ fn what_time_has_refilled_is_not_charged_after_an_outage() {
             let fleet = fleet(&text);
             fleet.limiter.set_live_nodes(nodes);
             assert_eq!(send(&fleet, 10, per_second), 10 * per_second);
-            fleet.limiter.store().is_down.store(true, Ordering::Relaxed);
+            fleet.store().set_fault(Fault::outage);
             assert_eq!(send(&fleet, 45, per_second), 45 * per_second, "within the node's share");
-            fleet.limiter.store().is_down.store(false, Ordering::Relaxed);
+            fleet.store().clear_fault();
             pollster::block_on(fleet.limiter.reconcile());
             assert_eq!(send(&fleet, 30, per_second), 30 * per_second, "{nodes} nodes: {text}");
         }
@@ -261,10 +160,10 @@ fn what_time_has_refilled_is_not_charged_after_an_outage() {
 #[test]
 fn what_time_has_not_refilled_is_charged_after_an_outage() {
     let fleet = fleet(PLAIN);
-    fleet.limiter.store().is_down.store(true, Ordering::Relaxed);
+    fleet.store().set_fault(Fault::outage);
     let served = send(&fleet, 20, 9);
     assert!((85..=91).contains(&served), "the burst, and three per second: {served}");
-    fleet.limiter.store().is_down.store(false, Ordering::Relaxed);
+    fleet.store().clear_fault();
     let after = send(&fleet, 10, 9);
     assert!((28..=32).contains(&after), "three per second: {after}");
 }
@@ -282,17 +181,16 @@ fn requests_in_flight_count_without_the_store() {
         };
         let mut held = admit(14);
         assert_eq!(held.len(), 10, "{text}");
-        let is_down = |is_down| fleet.limiter.store().is_down.store(is_down, Ordering::Relaxed);
-        is_down(true);
+        fleet.store().set_fault(Fault::outage);
         assert_eq!(admit(5).len(), 0, "all places are taken: {text}");
         held.truncate(7);
         let local = admit(5);
         assert_eq!(local.len(), 3, "those of requests that have ended: {text}");
-        is_down(false);
+        fleet.store().clear_fault();
         drop((held, local));
         // Those that begin between two outages count too.
         let held = admit(6);
-        is_down(true);
+        fleet.store().set_fault(Fault::outage);
         assert_eq!(admit(14).len(), 4, "{text}");
         // With other nodes, each has its share.
         fleet.limiter.set_live_nodes(2);
@@ -316,7 +214,7 @@ overload:
     for nodes in [1, 2] {
         let fleet = fleet(rate);
         fleet.limiter.set_live_nodes(nodes);
-        fleet.limiter.store().is_down.store(true, Ordering::Relaxed);
+        fleet.store().set_fault(Fault::outage);
         let (mut greedy, mut own, mut pay, mut sent) = (0, 0, 0, 0);
         let count = |attributes: &[(&str, &str)]| {
             let (decision, _) = fleet.admit(attributes);
@@ -338,7 +236,7 @@ overload:
         let all = greedy + own + pay;
         assert!((rate * 4 / 5..=rate + rate / 5).contains(&all), "{nodes} nodes: {all}");
         // The store learns of it: neither the capacity nor the guarantee begins anew.
-        fleet.limiter.store().is_down.store(false, Ordering::Relaxed);
+        fleet.store().clear_fault();
         let after = fleet.passed(&[("tenant", "greedy")], 100);
         assert!(after <= 100 - 80 / nodes as usize + 20, "{nodes} nodes: {after}");
     }
@@ -348,7 +246,7 @@ overload:
 #[test]
 fn without_the_store_requests_in_flight_hold_their_guarantee() {
     let fleet = fleet(IN_FLIGHT);
-    fleet.limiter.store().is_down.store(true, Ordering::Relaxed);
+    fleet.store().set_fault(Fault::outage);
     let greedy = fleet.fill(&[("tenant", "greedy")]);
     assert_eq!(greedy.len(), 10);
     let own = fleet.fill(&ACME);
@@ -360,7 +258,7 @@ fn without_the_store_requests_in_flight_hold_their_guarantee() {
     fleet.release(&greedy);
     fleet.release(&own);
     fleet.release(&again);
-    fleet.limiter.store().is_down.store(false, Ordering::Relaxed);
+    fleet.store().clear_fault();
     pollster::block_on(fleet.limiter.reconcile());
     assert_eq!(fleet.fill(&[("tenant", "greedy")]).len(), 10);
     assert_eq!(fleet.fill(&ACME).len(), 5);
@@ -371,7 +269,7 @@ fn without_the_store_requests_in_flight_hold_their_guarantee() {
 fn a_denial_without_the_store_takes_no_guarantee() {
     let text = IN_FLIGHT.replace("10 in flight", "10/minute").replace("limit: 1000/second", "limit: 2/day");
     let fleet = fleet(&text);
-    fleet.limiter.store().is_down.store(true, Ordering::Relaxed);
+    fleet.store().set_fault(Fault::outage);
     assert_eq!(fleet.passed(&[("tenant", "greedy")], 30), 10);
     let with_path = [("tenant", "acme"), ("tier", "enterprise"), ("path", "/a")];
     assert_eq!(fleet.passed(&with_path, 20), 2, "its own limit");

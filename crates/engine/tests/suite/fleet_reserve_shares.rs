@@ -48,10 +48,13 @@ fn part(counts: &[(u64, u64)]) -> f64 {
     served as f64 / sent as f64
 }
 
-/// Guarantees take all that is not reserved, and a loud tenant asks for ten times the reserve.
+/// Guarantees take all that is not reserved, and a loud tenant asks for ten times the reserve. Of all runs together: a tenant sends only a few
+/// dozen requests in each.
 #[test]
 fn a_loud_critical_tenant_leaves_others_their_shares_of_the_reserve() {
-    for seed in 1..9 {
+    const RUNS: u64 = 8;
+    let mut counts = [(0, 0); 6];
+    for seed in 1..=RUNS {
         let rig = rig(&RULES.replace("CAPACITY", "50/second"));
         let loads = [
             critical("polite", 2.0),
@@ -61,12 +64,14 @@ fn a_loud_critical_tenant_leaves_others_their_shares_of_the_reserve() {
             enterprise("e1", 30.0),
             normal("greedy", 60.0),
         ];
-        let counts = run(&rig, &loads, 32, Some(seed));
-        assert!(part(&counts[..2]) >= 0.97, "seed {seed}: {counts:?}");
-        // What they leave of 10 per second is the loud one's, and guarantees are kept.
-        assert!(counts[2].1 >= 80, "seed {seed}: {counts:?}");
-        assert!(counts[3].1 >= 310 && counts[4].1 >= 310, "seed {seed}: {counts:?}");
+        for (sum, one) in counts.iter_mut().zip(run(&rig, &loads, 32, Some(seed))) {
+            *sum = (sum.0 + one.0, sum.1 + one.1);
+        }
     }
+    assert!(part(&counts[..2]) >= 0.97, "{counts:?}");
+    // What they leave of 10 per second is the loud one's, and guarantees are kept.
+    assert!(counts[2].1 >= 80 * RUNS, "{counts:?}");
+    assert!(counts[3].1 >= 310 * RUNS && counts[4].1 >= 310 * RUNS, "{counts:?}");
 }
 
 /// Returns what each has of a capacity by weighted max–min: the one that asks for least per weight is served first, the others share the rest.

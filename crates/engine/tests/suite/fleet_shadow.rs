@@ -1,12 +1,10 @@
 //! Shadow mode of the fleet's capacity: it reports of each request what would become of it if the section were enforced.
 
-use crate::rig::{Memory, Rig, check, rig, rules};
+use crate::rig::{Rig, check, rig, rules};
 use proptest::prelude::*;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use tollgate_core::{
-    Charge, Clock, Cost, CounterStore, ManualClock, Outcomes, Permit, StoreError, TimeDelta, Timestamp,
-};
+use tollgate_core::conformance::{FaultyStore, StoreCall};
+use tollgate_core::{Clock, Cost, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, HeldPermits, Limiter};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -107,27 +105,6 @@ fn the_reason_is_that_of_a_request_that_is_shed() {
     assert_eq!(reason.as_deref(), Some(expected));
 }
 
-/// A store that must be awaited, and counts its calls.
-struct Counting {
-    counters: Memory,
-    calls: AtomicU64,
-}
-
-impl CounterStore for Counting {
-    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-        self.counters.charge(charges).await
-    }
-
-    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.counters.debit(charges).await
-    }
-
-    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        self.counters.release(permits).await
-    }
-}
-
 /// A request that passes, or that a limit of its caller denies, is one call; one that would be shed is charged to its other limits by a
 /// second.
 #[test]
@@ -137,12 +114,11 @@ fn a_request_that_would_not_be_shed_is_one_call_of_the_store() {
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
         let counters =
             MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
-        let store = Counting { counters, calls: AtomicU64::new(0) };
-        let limiter = Limiter::new(rules(&text), store, clock as Arc<dyn Clock>);
+        let limiter = Limiter::new(rules(&text), FaultyStore::new(counters), clock as Arc<dyn Clock>);
         let calls = |tenant: &str| {
-            let before = limiter.store().calls.load(Ordering::Relaxed);
+            let before = limiter.store().calls(StoreCall::Charge);
             let decision = check(&limiter, &[("tenant", tenant)], Cost::ONE);
-            (decision, limiter.store().calls.load(Ordering::Relaxed) - before)
+            (decision, limiter.store().calls(StoreCall::Charge) - before)
         };
         // 16 of 20 are not reserved.
         for _ in 0..16 {

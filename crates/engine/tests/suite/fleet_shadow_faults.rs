@@ -4,16 +4,14 @@ use crate::rig::{Memory, rules};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
-use tollgate_core::{
-    Charge, Clock, Cost, CounterStore, LateCharge, ManualClock, Outcomes, Permit, StoreError, TimeDelta,
-    Timestamp,
-};
+use tollgate_core::conformance::{Fault, FaultyStore, StoreCall};
+use tollgate_core::{Charge, Clock, Cost, LateCharge, ManualClock, StoreError, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Decision, Limiter};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
-/// What becomes of one call of the store.
+/// What becomes of one charge.
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+enum Outage {
     /// Counters with this in their names cannot be charged.
     Away(&'static str),
     Down,
@@ -21,37 +19,13 @@ enum Fault {
     Late,
 }
 
-/// Counters that fail at the calls of a script.
-struct ScriptedStore {
-    counters: Memory,
-    script: Mutex<VecDeque<Option<Fault>>>,
-}
-
-impl CounterStore for ScriptedStore {
-    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        let fault = self.script.lock().expect("a list").pop_front().flatten();
-        let is_away = |at: &usize| match fault {
-            Some(Fault::Away(name)) => charges[*at].key.scope.label().contains(name),
-            _ => false,
-        };
-        match fault {
-            Some(Fault::Down) => return Err(StoreError::Timeout),
-            Some(Fault::Late) => return Err(StoreError::Late(LateCharge::new().0)),
-            Some(Fault::Away(_)) | None => {}
+impl Outage {
+    fn fault(self, charges: &[Charge<'_>]) -> Fault {
+        match self {
+            Self::Away(name) => Fault::partial(charges, |charge| charge.key.scope.label().contains(name)),
+            Self::Down => Fault::timeout(),
+            Self::Late => Fault::Fail(StoreError::Late(LateCharge::new().0)),
         }
-        let failed: Vec<usize> = (0..charges.len()).filter(is_away).collect();
-        if !failed.is_empty() {
-            return Err(StoreError::Partial { failed, cause: Box::new(StoreError::Timeout) });
-        }
-        self.counters.charge(charges).await
-    }
-
-    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.counters.debit(charges).await
-    }
-
-    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        self.counters.release(permits).await
     }
 }
 
@@ -69,7 +43,7 @@ overload:
 
 struct Node {
     clock: Arc<ManualClock>,
-    limiter: Limiter<ScriptedStore>,
+    limiter: Limiter<FaultyStore<Memory>>,
 }
 
 fn node() -> Node {
@@ -78,7 +52,7 @@ fn node() -> Node {
     let memory = MemoryConfig::with_bytes(1 << 20);
     let counters = MemoryStore::new(&memory, Arc::clone(&clock)).expect("a small store");
     let fallback = MemoryStore::new(&memory, Arc::clone(&time)).expect("a small store");
-    let store = ScriptedStore { counters, script: Mutex::default() };
+    let store = FaultyStore::new(counters);
     Node { limiter: Limiter::new(rules(RULES), store, time).with_fallback(fallback), clock }
 }
 
@@ -88,10 +62,17 @@ const ACME: Request = &[("tenant", "any-acme"), ("tier", "enterprise"), ("path",
 const VIP: Request = &[("tenant", "any-acme"), ("tier", "enterprise"), ("path", "/"), ("mode", "vip")];
 
 impl Node {
-    fn send(&self, request: Request, script: &[Option<Fault>]) -> Decision {
-        *self.limiter.store().script.lock().expect("a list") = script.iter().copied().collect();
+    fn send(&self, request: Request, script: &[Option<Outage>]) -> Decision {
+        let script = Mutex::new(script.iter().copied().collect::<VecDeque<_>>());
+        self.limiter.store().set_fault(move |call, charges| match call {
+            StoreCall::Charge => {
+                let next = script.lock().expect("a list").pop_front().flatten();
+                next.map_or(Fault::None, |outage| outage.fault(charges))
+            }
+            _ => Fault::None,
+        });
         let decision = pollster::block_on(self.limiter.check(&Check::attributes("d", request)));
-        self.limiter.store().script.lock().expect("a list").clear();
+        self.limiter.store().clear_fault();
         decision
     }
 
@@ -109,7 +90,7 @@ impl Node {
 #[test]
 fn a_second_attempt_that_fails_counts_nothing_twice() {
     for fault in
-        [Fault::Away("guarantee"), Fault::Away("fleet"), Fault::Away("tenant"), Fault::Down, Fault::Late]
+        [Outage::Away("guarantee"), Outage::Away("fleet"), Outage::Away("tenant"), Outage::Down, Outage::Late]
     {
         let node = node();
         (0..8).for_each(|_| assert!(node.send(GREEDY, &[]).reason.is_none(), "there is room"));
@@ -126,22 +107,22 @@ proptest! {
     fn every_request_is_counted_once(
         sent in prop::collection::vec((0_usize..3, prop::collection::vec(0_usize..9, 0..4)), 1..40),
     ) {
-        const FAULTS: [Option<Fault>; 9] = [
+        const FAULTS: [Option<Outage>; 9] = [
             None,
             None,
             None,
-            Some(Fault::Away("guarantee")),
-            Some(Fault::Away("fleet")),
-            Some(Fault::Away("tenant")),
-            Some(Fault::Away("path")),
-            Some(Fault::Down),
-            Some(Fault::Late),
+            Some(Outage::Away("guarantee")),
+            Some(Outage::Away("fleet")),
+            Some(Outage::Away("tenant")),
+            Some(Outage::Away("path")),
+            Some(Outage::Down),
+            Some(Outage::Late),
         ];
         let node = node();
         let mut own = [0; 3];
         let (all, mut undisturbed) = (sent.len() as u64, 0);
         for (request, faults) in sent {
-            let script: Vec<Option<Fault>> = faults.iter().map(|at| FAULTS[*at]).collect();
+            let script: Vec<Option<Outage>> = faults.iter().map(|at| FAULTS[*at]).collect();
             let decision = node.send([GREEDY, ACME, VIP][request], &script);
             prop_assert!(decision.is_allowed(), "{:?}: {:?}", script, decision);
             own[request] += 1;

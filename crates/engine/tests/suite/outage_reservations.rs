@@ -1,14 +1,10 @@
 //! Reservations while the store is unavailable: they follow their rules' fail policy as checks do, count once, and are
 //! every node's when the store answers again.
 
-use crate::rig::{self, rules};
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use tollgate_core::{
-    Charge, Clock, Cost, CounterStore, Exchange, ManualClock, Outcomes, Permit, RecordFuture, RecordName,
-    RecordStore, StoreError, TimeDelta, Timestamp,
-};
+use crate::rig::{self, Memory, rules};
+use std::sync::Arc;
+use tollgate_core::conformance::{Fault, FaultyStore, MemoryRecords};
+use tollgate_core::{Clock, Cost, ManualClock, RecordStore, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Limiter, Origin, Reservation, ReserveError, SettleError, Settlement};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -21,95 +17,50 @@ descriptors:
   - {key: open, name: open, limit: 1000/hour, on_error: open}
 ";
 
-type Memory = MemoryStore<Arc<ManualClock>>;
-
 /// Counters and records of one store, which fail on demand.
-struct Store {
-    clock: Arc<ManualClock>,
-    counters: Memory,
-    records: Mutex<HashMap<RecordName, Vec<u8>>>,
-    counters_fail: AtomicBool,
-    records_fail: AtomicBool,
+struct Shared {
+    counters: Arc<FaultyStore<Memory>>,
+    records: Arc<MemoryRecords<Arc<ManualClock>>>,
 }
-
-#[derive(Clone)]
-struct Shared(Arc<Store>);
 
 impl Shared {
-    fn fault(&self, fails: &AtomicBool) -> Result<(), StoreError> {
-        if fails.load(Ordering::Relaxed) { Err(StoreError::Timeout) } else { Ok(()) }
-    }
-
-    fn set(&self, counters: bool, records: bool) {
-        self.0.counters_fail.store(!counters, Ordering::Relaxed);
-        self.0.records_fail.store(!records, Ordering::Relaxed);
-    }
-}
-
-impl CounterStore for Shared {
-    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        self.fault(&self.0.counters_fail)?;
-        self.0.counters.charge(charges).await
-    }
-    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.fault(&self.0.counters_fail)?;
-        self.0.counters.debit(charges).await
-    }
-    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        self.fault(&self.0.counters_fail)?;
-        self.0.counters.release(permits).await
+    fn set(&self, counters: Service, records: Service) {
+        match counters {
+            Service::Up => self.counters.clear_fault(),
+            Service::Down => self.counters.set_fault(|_, _| Fault::timeout()),
+        }
+        match records {
+            Service::Up => self.records.clear_fault(),
+            Service::Down => self.records.fail_after(0),
+        }
     }
 }
 
-impl RecordStore for Shared {
-    fn exchange<'a>(
-        &'a self,
-        name: RecordName,
-        expected: Option<&'a [u8]>,
-        new: Option<(&'a [u8], TimeDelta)>,
-    ) -> RecordFuture<'a, Exchange> {
-        Box::pin(async move {
-            self.fault(&self.0.records_fail)?;
-            let mut records = self.0.records.lock().expect("one thread");
-            let record = records.get(&name).cloned();
-            let new = new.filter(|_| record.as_deref() == expected);
-            if let Some((bytes, _)) = new {
-                records.insert(name, bytes.to_vec());
-            }
-            Ok(Exchange { is_stored: new.is_some(), record, at: self.0.clock.now() })
-        })
-    }
-
-    fn remove(&self, name: RecordName) -> RecordFuture<'_, ()> {
-        Box::pin(async move {
-            self.fault(&self.0.records_fail)?;
-            self.0.records.lock().expect("one thread").remove(&name);
-            Ok(())
-        })
-    }
+#[derive(Clone, Copy)]
+enum Service {
+    Up,
+    Down,
 }
 
-type Node = Limiter<Shared>;
+type Node = Limiter<Arc<FaultyStore<Memory>>>;
 
 fn nodes() -> (Shared, [Node; 2]) {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
     let memory = MemoryConfig::with_bytes(1 << 20);
     let counters = MemoryStore::new(&memory, Arc::clone(&clock)).expect("a small store");
-    let store = Shared(Arc::new(Store {
-        clock: Arc::clone(&clock),
-        counters,
-        records: Mutex::default(),
-        counters_fail: AtomicBool::new(false),
-        records_fail: AtomicBool::new(false),
-    }));
+    let store = Shared {
+        counters: Arc::new(FaultyStore::new(counters)),
+        records: Arc::new(MemoryRecords::new(Arc::clone(&clock))),
+    };
     let node = || {
         let time: Arc<dyn Clock> = Arc::clone(&clock) as _;
         let fallback = MemoryStore::new(&memory, Arc::clone(&time)).expect("a small store");
-        Limiter::new(rules(RULES), store.clone(), time)
+        Limiter::new(rules(RULES), Arc::clone(&store.counters), time)
             .with_fallback(fallback)
-            .with_shared_reservations(Arc::new(store.clone()))
+            .with_shared_reservations(Arc::clone(&store.records) as Arc<dyn RecordStore>)
     };
-    (store.clone(), [node(), node()])
+    let nodes = [node(), node()];
+    (store, nodes)
 }
 
 fn reserve(
@@ -131,7 +82,7 @@ fn left(node: &Node, caller: &[(&str, &str)]) -> u64 {
 fn a_comfort_rule_reserves_locally_and_counts_what_was_settled() {
     for caller in [[("user", "u")], [("bucket", "u")]] {
         let (store, [node, _]) = nodes();
-        store.set(false, false);
+        store.set(Service::Down, Service::Down);
         let first = reserve(&node, &caller, 300, Some("k")).expect("made");
         assert_eq!((first.decision.is_allowed(), first.decision.origin), (true, Origin::Local));
         let id = first.id.expect("it holds units");
@@ -152,7 +103,7 @@ fn a_comfort_rule_reserves_locally_and_counts_what_was_settled() {
         let none = reserve(&node, &caller, 300, None).expect("made");
         assert_eq!((none.id, none.decision.origin), (None, Origin::Local), "and the limit holds");
         // After it, on counters that the store has.
-        store.set(true, true);
+        store.set(Service::Up, Service::Up);
         assert_eq!(
             pollster::block_on(node.cancel(third)).expect("canceled").settlement,
             Settlement::Canceled
@@ -165,13 +116,13 @@ fn a_comfort_rule_reserves_locally_and_counts_what_was_settled() {
 #[test]
 fn a_security_rule_stays_closed_and_an_open_one_holds_nothing() {
     let (store, [node, _]) = nodes();
-    store.set(false, false);
+    store.set(Service::Down, Service::Down);
     let closed = reserve(&node, &[("login", "u")], 1, Some("k")).expect("decided");
     assert_eq!((closed.id, closed.decision.origin), (None, Origin::FailClosed));
     assert!(closed.decision.retry_after().is_some());
     let open = reserve(&node, &[("open", "u")], 1, None).expect("decided");
     assert_eq!((open.id, open.decision.is_allowed()), (None, true));
-    store.set(true, true);
+    store.set(Service::Up, Service::Up);
     let served = reserve(&node, &[("login", "u")], 1, Some("k")).expect("decided");
     assert!(served.id.is_some(), "the key is free again");
 }
@@ -181,10 +132,10 @@ fn a_security_rule_stays_closed_and_an_open_one_holds_nothing() {
 fn reservations_of_an_outage_are_handed_over() {
     let (store, [one, other]) = nodes();
     let caller = [("user", "u")];
-    store.set(false, false);
+    store.set(Service::Down, Service::Down);
     let id = reserve(&one, &caller, 300, Some("k")).expect("made").id.expect("it holds units");
     assert!(pollster::block_on(one.reconcile()), "not yet");
-    store.set(true, true);
+    store.set(Service::Up, Service::Up);
     assert_eq!(pollster::block_on(other.settle(id, 1)), Err(SettleError::Unknown));
     assert!(!pollster::block_on(one.reconcile()));
     assert_eq!(one.unreconciled(), (0, 0));
@@ -199,11 +150,11 @@ fn reservations_of_an_outage_are_handed_over() {
 fn a_reservation_whose_record_fails_is_kept_by_its_node() {
     let (store, [one, other]) = nodes();
     let caller = [("login", "u")];
-    store.set(true, false);
+    store.set(Service::Up, Service::Down);
     let made = reserve(&one, &caller, 300, Some("k")).expect("made");
     assert_eq!(made.decision.origin, Origin::Store);
     let id = made.id.expect("it holds units");
-    store.set(true, true);
+    store.set(Service::Up, Service::Up);
     assert!(!pollster::block_on(one.reconcile()));
     pollster::block_on(other.cancel(id)).expect("canceled");
     assert_eq!(left(&one, &caller), 1_000);

@@ -1,13 +1,9 @@
 //! Reservations that several nodes share: made on one, closed on another, also when one of them dies.
 
 use crate::rig::{self, rules};
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
-use tollgate_core::{
-    Clock, Cost, CounterStore, Exchange, ManualClock, RecordFuture, RecordName, RecordStore, StoreError,
-    TimeDelta, Timestamp,
-};
+use std::sync::Arc;
+use tollgate_core::conformance::MemoryRecords;
+use tollgate_core::{Clock, Cost, CounterStore, ManualClock, RecordStore, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Limiter, ReservationId, ReserveError, SettleError, Settlement};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
@@ -19,57 +15,14 @@ descriptors:
 ";
 const WHO: [(&str, &str); 2] = [("user", "u"), ("slot", "u")];
 
-/// Records that all nodes see, and that fail on demand.
-struct Shared {
-    clock: Arc<ManualClock>,
-    records: Mutex<HashMap<RecordName, Vec<u8>>>,
-    /// Exchanges that succeed before the next ones fail.
-    budget: AtomicU32,
-}
-
-impl Shared {
-    fn call(&self) -> Result<(), StoreError> {
-        let left = self.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-        left.map(drop).map_err(|_| StoreError::Timeout)
-    }
-}
-
-impl RecordStore for Shared {
-    fn exchange<'a>(
-        &'a self,
-        name: RecordName,
-        expected: Option<&'a [u8]>,
-        new: Option<(&'a [u8], TimeDelta)>,
-    ) -> RecordFuture<'a, Exchange> {
-        Box::pin(async move {
-            self.call()?;
-            let mut records = self.records.lock().expect("one thread");
-            let record = records.get(&name).cloned();
-            let new = new.filter(|_| record.as_deref() == expected);
-            if let Some((bytes, _)) = new {
-                records.insert(name, bytes.to_vec());
-            }
-            Ok(Exchange { is_stored: new.is_some(), record, at: self.clock.now() })
-        })
-    }
-
-    fn remove(&self, name: RecordName) -> RecordFuture<'_, ()> {
-        Box::pin(async move {
-            self.call()?;
-            self.records.lock().expect("one thread").remove(&name);
-            Ok(())
-        })
-    }
-}
-
+type Shared = MemoryRecords<Arc<ManualClock>>;
 type Node = Limiter<Arc<MemoryStore<Arc<ManualClock>>>>;
 
 fn nodes() -> (Arc<ManualClock>, Arc<Shared>, [Node; 2]) {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
     let store =
         MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a small store");
-    let (store, records) = (Arc::new(store), Mutex::default());
-    let shared = Arc::new(Shared { clock: Arc::clone(&clock), records, budget: AtomicU32::new(u32::MAX) });
+    let (store, shared) = (Arc::new(store), Arc::new(MemoryRecords::new(Arc::clone(&clock))));
     let node = || {
         let time: Arc<dyn Clock> = Arc::clone(&clock) as _;
         Limiter::new(rules(RULES), Arc::clone(&store), time)
@@ -114,9 +67,9 @@ fn a_node_that_dies_while_settling_is_believed_to_have_settled() {
     let (clock, shared, [one, other]) = nodes();
     let id = reserve(&one, 300, None).unwrap().expect("allowed");
     // It reads, claims and moves the counters; then it is gone.
-    shared.budget.store(2, Ordering::Relaxed);
+    shared.fail_after(2);
     let _ = pollster::block_on(one.settle(id, 100));
-    shared.budget.store(u32::MAX, Ordering::Relaxed);
+    shared.clear_fault();
     let settle = || pollster::block_on(other.settle(id, 100)).map(|closed| closed.settlement);
     assert_eq!(settle(), Err(SettleError::InProgress));
     clock.advance(TimeDelta::from_secs(10));
@@ -130,12 +83,12 @@ fn a_node_that_dies_while_settling_is_believed_to_have_settled() {
 #[test]
 fn what_could_not_be_stored_is_kept_by_its_node() {
     let (_, shared, [one, other]) = nodes();
-    shared.budget.store(0, Ordering::Relaxed);
+    shared.fail_after(0);
     let first = reserve(&one, 300, None).unwrap().expect("allowed");
-    shared.budget.store(1, Ordering::Relaxed);
+    shared.fail_after(1);
     let second = reserve(&one, 300, Some("k")).unwrap().expect("allowed");
     assert_eq!(reserve(&one, 300, Some("k")), Ok(Some(second)), "a retry is charged once");
-    shared.budget.store(u32::MAX, Ordering::Relaxed);
+    shared.clear_fault();
     assert_eq!((left(&one, "tokens"), left(&one, "slots")), (400, 0));
     assert!(pollster::block_on(one.cancel(first)).is_ok());
     assert!(!pollster::block_on(one.reconcile()), "handed over");
@@ -148,10 +101,10 @@ fn what_could_not_be_stored_is_kept_by_its_node() {
 #[test]
 fn a_claim_of_a_dead_node_is_taken_over() {
     let (clock, shared, [one, other]) = nodes();
-    shared.budget.store(1, Ordering::Relaxed);
+    shared.fail_after(1);
     let _ = reserve(&one, 300, Some("k"));
     drop(one);
-    shared.budget.store(u32::MAX, Ordering::Relaxed);
+    shared.clear_fault();
     assert_eq!(reserve(&other, 300, Some("k")), Err(ReserveError::InProgress));
     clock.advance(TimeDelta::from_secs(10));
     let id = reserve(&other, 300, Some("k")).unwrap().expect("allowed");
@@ -164,7 +117,7 @@ fn a_claim_of_a_dead_node_is_taken_over() {
 fn records_are_not_readable_in_the_store() {
     let (_, shared, [one, _]) = nodes();
     let id = reserve(&one, 300, Some("a-key")).unwrap().expect("allowed");
-    for (name, bytes) in shared.records.lock().expect("one thread").iter() {
+    for (name, bytes) in shared.all() {
         assert_ne!(name.0, id.0.to_le_bytes());
         for secret in [b"tokens".as_slice(), b"user", b"a-key", &id.0.to_le_bytes(), &id.0.to_be_bytes()] {
             assert!(!bytes.windows(secret.len()).any(|window| window == secret), "{secret:?}");

@@ -2,10 +2,8 @@
 
 use crate::rig::{self, rig};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use tollgate_core::{
-    Charge, Clock, Cost, CounterStore, ManualClock, Outcomes, Permit, StoreError, TimeDelta, Timestamp,
-};
+use tollgate_core::conformance::{Fault, FaultyStore, StoreCall};
+use tollgate_core::{Charge, Clock, Cost, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, LimitSource, LimitUsage, Limiter, Usage, UsageError, UsageOf};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
@@ -210,37 +208,8 @@ fn usage_is_of_a_window_that_contains_now() {
     assert_eq!(usage(&rig, &[("api_key", "k")]).limits[0].window, None, "permits have no window");
 }
 
-/// Counters in memory, of which some have an owner that is away.
-struct PartlyAway {
-    near: MemoryStore<Arc<ManualClock>>,
-    is_away: AtomicBool,
-    /// Whether it can be read all the same.
-    is_read: AtomicBool,
-}
-
-impl PartlyAway {
-    fn reach(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        let is_far = charges.iter().any(|charge| charge.key.scope.label().contains("far"));
-        if is_far && self.is_away.load(Ordering::Relaxed) { Err(StoreError::Timeout) } else { Ok(()) }
-    }
-}
-
-impl CounterStore for PartlyAway {
-    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        if !self.is_read.load(Ordering::Relaxed) {
-            self.reach(charges)?;
-        }
-        self.near.charge(charges).await
-    }
-
-    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.reach(charges)?;
-        self.near.debit(charges).await
-    }
-
-    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        self.near.release(permits).await
-    }
+fn is_far(charges: &[Charge<'_>]) -> bool {
+    charges.iter().any(|charge| charge.key.scope.label().contains("far"))
 }
 
 /// Without it one owner that is away hides all of a caller's usage from operators, and they cannot reset any of it.
@@ -257,8 +226,7 @@ descriptors:
     let rules = Ruleset::load(&[Source::new("r.yaml", rules)], &Options::default()).expect("rules");
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
     let near = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
-    let store = PartlyAway { near, is_away: AtomicBool::new(false), is_read: AtomicBool::new(false) };
-    let limiter = Limiter::new(Arc::new(rules), store, clock);
+    let limiter = Limiter::new(Arc::new(rules), FaultyStore::new(near), clock);
     let caller = [("user", "u"), ("far", "x")];
     for _ in 0..3 {
         assert!(pollster::block_on(limiter.check(&Check::attributes("d", &caller))).is_allowed());
@@ -266,7 +234,8 @@ descriptors:
     let used = |usage: &Usage| usage.limits.iter().map(LimitUsage::used).collect::<Vec<_>>();
     let read = || pollster::block_on(limiter.usage(&of(&caller)));
     assert_eq!(used(&read().expect("usage")), [Some(3), Some(3)]);
-    limiter.store().is_away.store(true, Ordering::Relaxed);
+    let away = |is_away| if is_away { Fault::timeout() } else { Fault::None };
+    limiter.store().set_fault(move |_, charges| away(is_far(charges)));
     assert_eq!(used(&read().expect("what is near")), [Some(3), None]);
     let reset = pollster::block_on(limiter.reset(&of(&caller))).expect("what is near");
     assert_eq!(used(&reset), [Some(0), None]);
@@ -274,8 +243,8 @@ descriptors:
     assert!(matches!(pollster::block_on(limiter.usage(&far)), Err(UsageError::Store(_))));
     assert!(matches!(pollster::block_on(limiter.reset(&far)), Err(UsageError::Store(_))));
     // It answers again, after the reset has failed.
-    limiter.store().is_read.store(true, Ordering::Relaxed);
+    limiter.store().set_fault(move |call, charges| away(call == StoreCall::Debit && is_far(charges)));
     assert!(matches!(pollster::block_on(limiter.reset(&of(&caller))), Err(UsageError::Store(_))));
-    limiter.store().is_away.store(false, Ordering::Relaxed);
+    limiter.store().clear_fault();
     assert_eq!(used(&read().expect("usage")), [Some(0), Some(3)], "nothing seems to be reset that is not");
 }

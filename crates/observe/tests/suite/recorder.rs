@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tollgate_core::conformance::SplitMix64;
 use tollgate_core::{ManualClock, SystemClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Limiter, TraceContext, WorkerPermit};
 use tollgate_observe::{
@@ -266,11 +267,10 @@ fn inline_limits_are_monitored_too() {
         let (mut allowed, mut denied) = (0_u64, 0_u64);
         // Remaining shares by tenths: each of five units is two tenths.
         let mut tenths = [0_u64; 10];
-        let mut random = 7_usize;
+        let mut random = SplitMix64::new(7);
         for _ in 0..60 {
-            random = random.wrapping_mul(1_103_515_245).wrapping_add(12_345);
             let parts: Vec<[KeyPart<'_>; 1]> =
-                (0..random / 65_536 % 32).map(|n| [KeyPart::Text(["x", "y", "z"][n % 3])]).collect();
+                (0..random.index(32)).map(|n| [KeyPart::Text(["x", "y", "z"][n % 3])]).collect();
             let charge = |parts| Charge::new(CounterKey { scope: &scope, parts }, &limit, Cost::ONE);
             let charges: Vec<Charge<'_>> = parts.iter().map(|parts| charge(parts)).collect();
             let mut outcomes = Vec::new();

@@ -3,36 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use tollgate_core::Timestamp;
+use tollgate_core::conformance::SplitMix64;
 use tollgate_overload::{
     Arrival, Ended, Entry, Gate, GateConfig, GateMode, Priority, Ticket, TierIndex, Waited,
 };
-
-/// A random number generator (SplitMix64).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    pub(crate) fn unit(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    pub(crate) fn exponential(&mut self, mean: f64) -> f64 {
-        -mean * (1.0 - self.unit()).ln()
-    }
-
-    /// A log-normal value with this mean.
-    pub(crate) fn log_normal(&mut self, mean: f64, sigma: f64) -> f64 {
-        let normal = (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos();
-        mean * (sigma * normal - sigma * sigma / 2.0).exp()
-    }
-}
 
 /// A tenant: its part of the load, and its tier.
 #[derive(Clone, Copy)]
@@ -56,7 +30,7 @@ pub(crate) struct World<'a> {
     /// Requests per second at a time.
     pub(crate) load: &'a dyn Fn(f64) -> f64,
     /// Service time of a request that starts at a time.
-    pub(crate) service: &'a dyn Fn(f64, &mut Random) -> f64,
+    pub(crate) service: &'a dyn Fn(f64, &mut SplitMix64) -> f64,
     /// Whether a request that ends at a time fails.
     pub(crate) fails: &'a dyn Fn(f64) -> bool,
     /// Parts of the priorities.
@@ -116,7 +90,7 @@ pub(crate) struct Run {
 
 /// Runs the world.
 pub(crate) fn run(world: &World<'_>) -> Run {
-    let mut random = Random(world.seed);
+    let mut random = SplitMix64::new(world.seed);
     let gate = Gate::<usize>::new(&world.gate);
     let (mut requests, mut states) = (Vec::<Request>::new(), Vec::new());
     let mut tickets: HashMap<usize, Ticket> = HashMap::new();
@@ -124,9 +98,9 @@ pub(crate) fn run(world: &World<'_>) -> Run {
     let mut done: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
     // Requests in the order in which their clients leave.
     let mut patient: VecDeque<usize> = VecDeque::new();
-    let total: f64 = world.tenants.iter().map(|tenant| tenant.weight).sum();
+    let weights: Vec<f64> = world.tenants.iter().map(|tenant| tenant.weight).collect();
     let (mut next_arrival, mut next_state) = (0.0f64, 0.0f64);
-    let start = |upstream: &mut Upstream, done: &mut BinaryHeap<_>, random: &mut Random, at: f64, id| {
+    let start = |upstream: &mut Upstream, done: &mut BinaryHeap<_>, random: &mut SplitMix64, at: f64, id| {
         upstream.busy += 1;
         let ends = at + (world.service)(at, random);
         done.push(Reverse(((ends * 1e9) as u64, id)));
@@ -154,18 +128,8 @@ pub(crate) fn run(world: &World<'_>) -> Run {
             }
         } else if next_arrival <= next_done {
             next_arrival += random.exponential(1.0 / (world.load)(at));
-            let pick = |random: &mut Random, weights: &mut dyn Iterator<Item = f64>, total: f64| {
-                let mut left = random.unit() * total;
-                weights
-                    .take_while(|weight| {
-                        left -= weight;
-                        left >= 0.0
-                    })
-                    .count()
-            };
-            let level = pick(&mut random, &mut world.mix.iter().copied(), 1.0).min(3);
-            let tenant = pick(&mut random, &mut world.tenants.iter().map(|tenant| tenant.weight), total)
-                .min(world.tenants.len() - 1);
+            let level = random.weighted_index(&world.mix);
+            let tenant = random.weighted_index(&weights);
             let priority = Priority::ALL[level];
             let name = match world.tenants[tenant].has_new_names {
                 true => 1 << 32 | requests.len() as u64,
@@ -173,7 +137,7 @@ pub(crate) fn run(world: &World<'_>) -> Run {
             };
             let arrival = Arrival {
                 priority,
-                caller: (name << 8) | (random.bits() % world.callers),
+                caller: (name << 8) | random.below(world.callers),
                 tenant: name,
                 tier: world.tenants[tenant].tier,
             };

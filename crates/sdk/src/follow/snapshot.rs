@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
-use tollgate_replica::snapshot_file::{open_private, quotas_path, read_sealed, replace, replace_sealed};
+use tollgate_replica::snapshot_file::{
+    open_private, quotas_path, read_dump, read_sealed, replace, replace_sealed,
+};
 use tollgate_replica::{DumpHeader, DumpReader, DumpWriter, ReplicaState};
 use tollgate_rules::Options;
 
@@ -125,18 +127,9 @@ fn restore_quotas(replica: &Arc<Replica>, path: &Path, max: u64) -> std::io::Res
     if file.metadata()?.len() > max {
         return Err(std::io::Error::other(format!("more than {max} bytes")));
     }
-    let mut file = file.take(max);
     let table = replica.empty_table();
-    let mut reader = DumpReader::new(Arc::clone(&table));
-    let mut piece = vec![0; 1 << 16];
-    loop {
-        let read = file.read(&mut piece)?;
-        if read == 0 {
-            break;
-        }
-        reader.push(&piece[..read]).map_err(std::io::Error::other)?;
-    }
-    let header = reader.finish(&replica.installation).map_err(std::io::Error::other)?;
+    let reader = DumpReader::new(Arc::clone(&table));
+    let header = read_dump(file.take(max), reader, &replica.installation)?;
     replica.set_current_at(header.current_at);
     replica.replace_quotas(table, header.revision);
     replica.report(|status| status.has_quotas = true);

@@ -29,7 +29,7 @@ use crate::check_request::{CheckRequest, TRACEPARENT};
 use crate::checks::{self, CheckResult, Checked, Checks, Fault, Subject, layer_decision};
 use crate::decider::{Decider, LayerDecision};
 use crate::fail_policy::{FailPolicy, RemoteError};
-use crate::hedge::{HEDGE_TTL, Hedged, Hedging, hedge};
+use crate::hedge::{HEDGE_TTL, Hedging, hedge};
 use crate::hedge_after::{self, HedgeAfter};
 use crate::http1::{Origin, OriginError};
 use crate::servers::{ServerOrder, total_time};
@@ -238,15 +238,8 @@ impl HttpRemote {
         };
         let Some(after) = hedge_after else { return call.in_turn(deadline).await };
         let order = self.client.order.order(self.client.began.elapsed());
-        match hedge(call, order, after, deadline, &self.client.hedging.budget).await {
-            Hedged::Answered(server, answered) => Ok((server, answered)),
-            Hedged::Unconfirmed(server, mut answered) => {
-                answered.answer.is_cacheable = false;
-                Ok((server, answered))
-            }
-            Hedged::Faulted(fault) => Err(fault),
-            Hedged::TimedOut => Err(Fault::Timeout),
-        }
+        let hedged = hedge(call, order, after, deadline, &self.client.hedging.budget).await;
+        hedged.into_result(|answered| answered.answer.is_cacheable = false)
     }
 }
 

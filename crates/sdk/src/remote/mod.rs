@@ -16,7 +16,7 @@ use crate::check_request::{CheckForm, CheckRequest, Pair, TRACEPARENT};
 use crate::checks::{self, CheckResult, Checked, Checks, Fault, Subject, layer_decision};
 use crate::decider::{Decider, LayerDecision};
 use crate::fail_policy::{FailPolicy, RemoteError};
-use crate::hedge::{Exchange, HEDGE_TTL, Hedged, Hedging, Verdict, hedge};
+use crate::hedge::{Exchange, HEDGE_TTL, Hedging, Verdict, hedge};
 use crate::hedge_after::{Ended, HedgeAfter};
 use crate::rls::{Entry, RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
 use crate::servers::{ServerOrder, attempt_time, total_time};
@@ -393,15 +393,8 @@ impl Remote {
     ) -> Result<(usize, Replied), Fault> {
         let order = self.servers.order.order(self.servers.began.elapsed());
         let call = HedgedCall { servers: Arc::clone(&self.servers), call };
-        match hedge(call, order, after, deadline, &self.servers.hedging.budget).await {
-            Hedged::Answered(server, replied) => Ok((server, replied)),
-            Hedged::Unconfirmed(server, mut replied) => {
-                replied.answer.is_cacheable = false;
-                Ok((server, replied))
-            }
-            Hedged::Faulted(fault) => Err(fault),
-            Hedged::TimedOut => Err(Fault::Timeout),
-        }
+        let hedged = hedge(call, order, after, deadline, &self.servers.hedging.budget).await;
+        hedged.into_result(|replied| replied.answer.is_cacheable = false)
     }
 }
 

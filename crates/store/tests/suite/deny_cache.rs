@@ -1,36 +1,18 @@
 //! Remembered denials: the same answers as without them, at a fraction of the asking.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use tollgate_core::conformance::block_on;
+use tollgate_core::conformance::{FaultyStore, StoreCall, block_on};
 use tollgate_core::{
     Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit,
-    LimitSpec, ManualClock, Outcomes, Permit, Rate, Scope, StoreError, TimeDelta, Timestamp, Verdict,
-    nonzero,
+    LimitSpec, ManualClock, Outcomes, Permit, Rate, Scope, TimeDelta, Timestamp, Verdict, nonzero,
 };
 use tollgate_store::{DenyCache, MemoryConfig, MemoryStore};
 
 type Memory = MemoryStore<Arc<ManualClock>>;
 
-/// A store that counts how often it is asked.
-struct CountingStore(Memory, AtomicU64);
-
-impl CounterStore for CountingStore {
-    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        self.1.fetch_add(1, Ordering::Relaxed);
-        self.0.charge(charges).await
-    }
-    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.0.debit(charges).await
-    }
-    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        self.0.release(permits).await
-    }
-}
-
 struct Rig {
     clock: Arc<ManualClock>,
-    cache: DenyCache<CountingStore, Arc<ManualClock>>,
+    cache: DenyCache<FaultyStore<Memory>, Arc<ManualClock>>,
     scope: Scope,
 }
 
@@ -38,7 +20,7 @@ fn rig() -> Rig {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
     let memory =
         MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a small store");
-    let cache = DenyCache::new(CountingStore(memory, AtomicU64::new(0)), Arc::clone(&clock), 1_024);
+    let cache = DenyCache::new(FaultyStore::new(memory), Arc::clone(&clock), 1_024);
     Rig { clock, cache, scope: Scope::new("test") }
 }
 
@@ -56,7 +38,7 @@ impl Rig {
     }
 
     fn store_calls(&self) -> u64 {
-        self.cache.inner().1.load(Ordering::Relaxed)
+        self.cache.inner().calls(StoreCall::Charge)
     }
 }
 
@@ -76,7 +58,7 @@ fn a_flood_is_denied_from_the_cache_exactly() {
         let before = rig.store_calls();
         for _ in 0..10_000 {
             rig.clock.advance(TimeDelta::from_micros(997));
-            let direct = rig.cache.inner().0.apply(&[charge]);
+            let direct = rig.cache.inner().inner().apply(&[charge]);
             assert_eq!(rig.check(&[charge]), direct, "{algorithm}");
         }
         // Ten seconds of flood, asked again every 0.9 s, and for what passed in them.
@@ -116,7 +98,7 @@ fn refunds_and_raised_limits_take_effect() {
     assert_eq!(rig.check(&[charge]).admission, Admission::Admitted, "a refund here");
 
     assert_eq!(rig.check(&[charge]).admission, Admission::Denied);
-    rig.cache.inner().0.apply(&[rig.charge(&parts, &tight, Cost::refund(1))]);
+    rig.cache.inner().inner().apply(&[rig.charge(&parts, &tight, Cost::refund(1))]);
     rig.clock.advance(TimeDelta::from_secs(1));
     assert_eq!(rig.check(&[charge]).admission, Admission::Admitted, "a refund elsewhere");
 

@@ -1,15 +1,15 @@
 //! What callers give back to a bucket of which leases are out: never more than slots that others hold can be exchanged for, or
 //! those could be spent twice; and all of it where none are.
 
-use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
-use tollgate_core::conformance::{ReferenceStore, SplitMix64, block_on};
+use std::task::{Context, Waker};
+use tollgate_core::conformance::{
+    Fault, FaultyStore, ReferenceStore, SplitMix64, StoreCall, block_on, yield_once,
+};
 use tollgate_core::{
     Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit,
-    LimitSpec, ManualClock, Mode, Outcomes, Permit, PermitId, Rate, Scope, State, StoreError, TimeDelta,
-    Timestamp, nonzero,
+    LimitSpec, ManualClock, Mode, Outcomes, PermitId, Rate, Scope, State, TimeDelta, Timestamp, nonzero,
 };
 use tollgate_store::{DenyCache, LeaseConfig, LeasedStore};
 
@@ -323,33 +323,17 @@ fn a_reset_drops_what_its_node_has_leased() {
     }
 }
 
-/// An authority that answers later: every request waits once when it has been charged.
-struct Later(Store);
-
-impl CounterStore for Later {
-    async fn charge(&self, charges: &[Charge<'_>]) -> Result<Outcomes, StoreError> {
-        let charged = self.0.charge(charges).await;
-        let mut is_later = false;
-        poll_fn(|_| if std::mem::replace(&mut is_later, true) { Poll::Ready(()) } else { Poll::Pending })
-            .await;
-        charged
-    }
-
-    async fn debit(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.0.debit(charges).await
-    }
-
-    async fn release(&self, permits: &[Permit<'_>]) -> Result<(), StoreError> {
-        self.0.release(permits).await
-    }
-}
-
 /// Without it units that a reset has given back are spent as well.
 #[test]
 fn a_reset_drops_a_lease_that_is_on_its_way() {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
     let store = Arc::new(ReferenceStore::new(Arc::clone(&clock)));
-    let node = LeasedStore::new(Arc::clone(&store), Later(Arc::clone(&store)), clock, LeaseConfig::default());
+    let authority = FaultyStore::new(Arc::clone(&store));
+    authority.set_fault(|call, _| match call {
+        StoreCall::Charge => Fault::ApplyThenWait(Box::pin(yield_once())),
+        _ => Fault::None,
+    });
+    let node = LeasedStore::new(Arc::clone(&store), authority, clock, LeaseConfig::default());
     let day = Rate::per(30_000, TimeDelta::from_secs(86_400));
     let limit = LimitSpec::new(Algorithm::FixedWindow, day).build().expect("a limit");
     let (scope, parts) = (Scope::new("refunds"), [KeyPart::Text("alice")]);

@@ -2,6 +2,7 @@
 
 use crate::config::cells::Cells;
 use crate::server::learn::Learner;
+use crate::server::open_files;
 use crate::server::store::{KeptStore, Store};
 use anyhow::Context;
 use serde_json::{Value, json};
@@ -10,7 +11,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tollgate_cells::net::{CellTls, LinkedStore, Links, PeerUrl, run_links, run_ticks, serve};
+use tollgate_cells::net::{CellTls, LinkedStore, Links, PeerUrl, port_limits, run_links, run_ticks, serve};
 use tollgate_cells::{Members, Pseudonyms};
 use tollgate_control::ControlPlane;
 use tollgate_core::{Clock, PermitId, SystemClock};
@@ -88,7 +89,8 @@ impl CellLinks {
         let Self { store, links, urls, tls, listener, cells } = self;
         let mut tasks = JoinSet::new();
         let listener = TcpListener::from_std(listener).context("--cell")?;
-        tasks.spawn(serve(Arc::clone(&store), listener, tls.clone()));
+        let slots = open_files::budget().port(port_limits(open_files::guaranteed()));
+        tasks.spawn(serve(Arc::clone(&store), listener, slots, tls.clone()));
         let (tick, ticks) = watch::channel(0);
         tasks.spawn(run_ticks(Arc::clone(&store), tick));
         for (peer, url) in urls.into_iter().enumerate() {

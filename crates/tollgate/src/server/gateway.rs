@@ -5,20 +5,17 @@ use crate::config::Config;
 use crate::config::gateway_reload::GatewayReload;
 use crate::config::reload;
 use crate::server::admin::AdminServer;
-use crate::server::build::{Assembly, StoppedEarly, build};
-use crate::server::limiter_tasks::LimiterTasks;
+use crate::server::build::{StoppedEarly, build};
 use crate::server::logging::{self, LogControl};
-use crate::server::nodes::Heartbeats;
 use crate::server::open_files;
 use crate::server::protocols::{DefaultListeners, ProtocolServers};
+use crate::server::running::Running;
 use crate::server::serve::{rules_banner, shutdown_signal};
-use crate::server::signals::SignalTasks;
 use crate::server::status::{SHUTDOWN_TIMEOUT, ServerStatus};
 use anyhow::Context;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
 use tollgate_gateway::Gateway;
 
 pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
@@ -42,39 +39,16 @@ async fn serve(
 ) -> anyhow::Result<()> {
     let section = config.gateway()?;
     // Probes, metrics and checks have listeners only where they are configured.
-    let Assembly {
-        limiter,
-        rule_files,
-        status,
-        protocols,
-        admin: operators,
-        export: sending,
-        cells,
-        durable,
-    } = build(&config, DefaultListeners::Closed).await?;
-    let gateway = Gateway::bind_within(&section, Arc::clone(&limiter), open_files::budget());
+    let built = build(&config, DefaultListeners::Closed).await?;
+    let gateway = Gateway::bind_within(&section, Arc::clone(&built.limiter), open_files::budget());
     let gateway = gateway.map_err(anyhow::Error::msg).with_context(|| config.place())?;
-    let handle = gateway.handle();
+    let (handle, status) = (gateway.handle(), Arc::clone(&built.status));
     status.add_metrics(move |page| handle.metrics(page));
     let shutdown = shutdown_signal()?;
-    logs.print_banner(
-        config.stdout(),
-        &banner(&config, &gateway.addresses(), &protocols, &operators, &status),
-    );
-    let (tokens, has_protocols) = (protocols.jwt(), !protocols.is_empty());
-    let (stop, stopping) = watch::channel(false);
-    let drain = || {
-        let mut stopping = stopping.clone();
-        async move {
-            let _ = stopping.wait_for(|stop| *stop).await;
-        }
-    };
-    let quota_stats = protocols.quota_stats();
-    status.add_metrics(move |page| quota_stats.metrics(page));
-    let heartbeats = Heartbeats::new(&limiter, &config, operators.control.clone());
-    let signals = SignalTasks::start(&limiter, &config, operators.control.clone(), &status)?;
-    let operators = operators.start(Arc::clone(&limiter), &status, logs, Arc::clone(&rule_files), drain())?;
-    let protocols = protocols.start(&config, &limiter, &status, drain);
+    let lines = banner(&config, &gateway.addresses(), &built.protocols, &built.admin, &status);
+    logs.print_banner(config.stdout(), &lines);
+    let has_protocols = !built.protocols.is_empty();
+    let mut running = Running::start(&config, built, logs)?;
     let settings = GatewayReload {
         flags: flags.clone(),
         path: flags.config.clone().unwrap_or_default(),
@@ -84,40 +58,18 @@ async fn serve(
         gateway: gateway.handle(),
         status: Arc::clone(&status),
     };
+    running.spawn(settings.watch());
     let (handle, served) = (gateway.handle(), gateway.handle());
-    let keys = tokio::spawn(reload::watch_keys(move || handle.tokens(), Arc::clone(&status)));
-    let more_keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
-    let settings = tokio::spawn(settings.watch());
-    let reloading = tokio::spawn(reload::watch(rule_files));
-    let tasks = LimiterTasks::start(limiter, heartbeats, cells, signals);
-    let proxy = tokio::spawn(gateway.serve(drain()));
+    running.spawn(reload::watch_keys(move || handle.tokens(), status));
+    let proxy = tokio::spawn(gateway.serve(running.drain()));
 
     shutdown.await;
-    tracing::info!("draining; requests in flight are finished");
-    status.drain();
-    let _ = stop.send(true);
-    // Each server bounds its own drain.
+    running.begin_drain();
     let _ = proxy.await;
-    match protocols.shutdown().await {
-        Ok(()) => tracing::info!("drained"),
-        Err(error) => tracing::warn!("{error:#}"),
-    }
-    operators.shutdown().await;
-    for task in [reloading, settings, keys, more_keys] {
-        task.abort();
-    }
-    tasks.shutdown().await;
-    if let Some(durable) = durable {
-        durable.shutdown().await;
-    }
-    status.shutdown().await;
-    if let Ok(lost @ 1..) =
-        tokio::task::spawn_blocking(move || served.flush_access_log(SHUTDOWN_TIMEOUT)).await
-    {
+    running.shutdown().await;
+    let flushed = tokio::task::spawn_blocking(move || served.flush_access_log(SHUTDOWN_TIMEOUT));
+    if let Ok(lost @ 1..) = flushed.await {
         tracing::warn!(lost, "access log lines lost at shutdown");
-    }
-    if let Some(sending) = sending {
-        sending.shutdown().await;
     }
     Ok(())
 }

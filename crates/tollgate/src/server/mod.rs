@@ -19,6 +19,7 @@ pub(crate) mod open_files;
 pub(crate) mod otlp;
 pub(crate) mod overload;
 pub(crate) mod protocols;
+pub(crate) mod running;
 pub(crate) mod serve;
 pub(crate) mod signals;
 pub(crate) mod status;

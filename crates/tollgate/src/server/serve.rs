@@ -3,21 +3,17 @@
 use crate::cli::ServeFlags;
 use crate::config::Config;
 use crate::config::last_good::InsteadOfFiles;
-use crate::config::reload;
 use crate::server::admin::AdminServer;
-use crate::server::build::{Assembly, StoppedEarly, build};
-use crate::server::limiter_tasks::LimiterTasks;
+use crate::server::build::{StoppedEarly, build};
 use crate::server::logging::{self, LogControl};
-use crate::server::nodes::Heartbeats;
 use crate::server::open_files;
 use crate::server::protocols::{DefaultListeners, ProtocolServers};
-use crate::server::signals::SignalTasks;
+use crate::server::running::Running;
 use crate::server::status::ServerStatus;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
 use tollgate_store::RedisConfig;
 
 /// Builds the runtime. A single core gets the single-threaded one: a work-stealing scheduler would only add cost per
@@ -51,61 +47,22 @@ pub(crate) fn run_server(config: Config, logs: Arc<LogControl>) -> anyhow::Resul
 }
 
 async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
-    let Assembly {
-        limiter,
-        rule_files,
-        status,
-        protocols,
-        admin: operators,
-        export: sending,
-        cells,
-        durable,
-    } = build(&config, DefaultListeners::Open).await?;
-    anyhow::ensure!(!protocols.is_empty(), "enable at least one of --grpc, --http, --resp");
+    let built = build(&config, DefaultListeners::Open).await?;
+    anyhow::ensure!(!built.protocols.is_empty(), "enable at least one of --grpc, --http, --resp");
     let shutdown = shutdown_signal()?;
     match &config.service {
-        None => logs.print_banner(config.stdout(), &banner(&config, &protocols, &operators, &status)),
-        Some(_) => protocols.log_listening(),
-    }
-    let tokens = protocols.jwt();
-    let (stop, stopping) = watch::channel(false);
-    let drain = || {
-        let mut stopping = stopping.clone();
-        async move {
-            let _ = stopping.wait_for(|stop| *stop).await;
+        None => {
+            let lines = banner(&config, &built.protocols, &built.admin, &built.status);
+            logs.print_banner(config.stdout(), &lines);
         }
-    };
-    let quota_stats = protocols.quota_stats();
-    status.add_metrics(move |page| quota_stats.metrics(page));
-    let heartbeats = Heartbeats::new(&limiter, &config, operators.control.clone());
-    let signals = SignalTasks::start(&limiter, &config, operators.control.clone(), &status)?;
-    let operators = operators.start(Arc::clone(&limiter), &status, logs, Arc::clone(&rule_files), drain())?;
-    let protocols = protocols.start(&config, &limiter, &status, drain);
-    let reloading = tokio::spawn(reload::watch(rule_files));
-    let keys = tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status)));
-    let tasks = LimiterTasks::start(limiter, heartbeats, cells, signals);
-    let probing = tokio::spawn(probe_for_health(Arc::clone(&status), config.redis_stores()));
-
+        Some(_) => built.protocols.log_listening(),
+    }
+    let status = Arc::clone(&built.status);
+    let mut running = Running::start(&config, built, logs)?;
+    running.spawn(probe_for_health(status, config.redis_stores()));
     shutdown.await;
-    tracing::info!("draining; requests in flight are finished");
-    status.drain();
-    let _ = stop.send(true);
-    match protocols.shutdown().await {
-        Ok(()) => tracing::info!("drained"),
-        Err(error) => tracing::warn!("{error:#}"),
-    }
-    operators.shutdown().await;
-    reloading.abort();
-    keys.abort();
-    probing.abort();
-    tasks.shutdown().await;
-    if let Some(durable) = durable {
-        durable.shutdown().await;
-    }
-    status.shutdown().await;
-    if let Some(sending) = sending {
-        sending.shutdown().await;
-    }
+    running.begin_drain();
+    running.shutdown().await;
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use crate::{CellConfig, Members, PeerConfig, Pseudonyms};
 use std::net::SocketAddr;
 use tokio::io::AsyncReadExt;
 use tollgate_core::{ManualClock, Timestamp};
+use tollgate_http::server::connections::ConnectionBudget;
 use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
 
 type Store = LinkedStore<MemoryStore<Arc<ManualClock>>, Arc<ManualClock>>;
@@ -23,10 +24,15 @@ fn cell(own: &str, other: &str) -> Arc<Store> {
 
 /// Starts a cell whose handshakes never run out of time, so that nothing here depends on it.
 async fn start(links: usize, handshakes: usize) -> SocketAddr {
+    start_within(links, handshakes, &ConnectionBudget::default()).await
+}
+
+async fn start_within(links: usize, handshakes: usize, budget: &ConnectionBudget) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     let bounds = Bounds { links, handshakes, patience: Duration::from_secs(3_600) };
-    tokio::spawn(serve_within(bounds, cell("a", "b"), listener, None));
+    let slots = budget.port(PortLimits { first_request: bounds.patience, ..port_limits(0) });
+    tokio::spawn(serve_within(bounds, cell("a", "b"), listener, slots, None));
     address
 }
 
@@ -78,4 +84,22 @@ async fn links_are_bounded_and_a_closed_one_makes_room() {
     while !matches!(link(address).await.1, Message::Hello(_)) {
         tokio::task::yield_now().await;
     }
+}
+
+/// Without it idle connections to this port take the file descriptors of all others, or a flood ends the links of cells.
+#[tokio::test]
+async fn connections_count_in_the_budget_of_the_process_and_links_stay() {
+    let address = start_within(2, 256, &ConnectionBudget::new(4)).await;
+    let (mut linked, answer) = link(address).await;
+    assert!(matches!(answer, Message::Hello(_)), "{answer:?}");
+    let mut idle = Vec::new();
+    for _ in 0..8 {
+        idle.push(TcpStream::connect(address).await.expect("connected"));
+    }
+    for stream in idle.iter_mut().take(5) {
+        assert_eq!(stream.read(&mut [0]).await.expect("closed"), 0);
+    }
+    linked.write_all(&message::encode(7, &Message::Batch(Arc::default()))).await.expect("sent");
+    let (id, answer) = frames::read(&mut linked).await.expect("an answer").expect("a message");
+    assert!(id == 7 && matches!(answer, Message::Done(_)), "{answer:?}");
 }
