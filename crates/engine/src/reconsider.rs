@@ -15,7 +15,7 @@ use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use tollgate_core::{
-    Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Mode, Outcome, Outcomes,
+    Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit, Mode, Outcome, Outcomes,
     PermitId, StoreError, TimeDelta, Timestamp, Verdict,
 };
 use tollgate_rules::{Charges, Plan};
@@ -25,6 +25,8 @@ const MAX_ROUNDS: usize = 3;
 
 /// Maximum time for which a counter counts as full without reading its shards again.
 const MAX_AGE: TimeDelta = TimeDelta::from_millis(900);
+/// The same where what was read does not say when a shard has room again: units leave a log or a sliding window at any time.
+const SHORT_AGE: TimeDelta = TimeDelta::from_millis(10);
 
 const SLOTS: usize = 1024;
 
@@ -139,7 +141,7 @@ impl<S: CounterStore> Limiter<S> {
                 return is_charged;
             }
             for at in &denied {
-                match self.find_room(plan, *at, &outcomes.per_charge[*at]).await {
+                match self.find_room(plan, *at).await {
                     Room::In { shard, remaining } => {
                         plan.move_to_shard(*at, shard);
                         plan.limits[*at].remaining =
@@ -169,13 +171,13 @@ impl<S: CounterStore> Limiter<S> {
     }
 
     /// Returns the shard of a split counter that has the most room, if that is enough.
-    async fn find_room(&self, plan: &Plan<'_>, at: usize, denied: &Outcome) -> Room {
+    async fn find_room(&self, plan: &Plan<'_>, at: usize) -> Room {
         let matched = &plan.limits[at];
         // The shard at index 0 stands for the whole counter.
         let whole = plan.shard_parts(matched, matched.shard_names().first().copied().unwrap_or_default());
         let counter = CounterKey { scope: &matched.limit.scope, parts: &whole };
         let (units, now) = (matched.cost.units(), self.clock.now());
-        let largest = matched.limit.shards.iter().flatten().map(tollgate_core::Limit::capacity).max();
+        let largest = matched.limit.shards.iter().flatten().map(Limit::capacity).max();
         if largest.is_none_or(|largest| units > largest) {
             return Room::Nowhere(None);
         }
@@ -192,33 +194,32 @@ impl<S: CounterStore> Limiter<S> {
             peeks.push((shard, Charge { mode, enforcement: Enforcement::Independent, ..charge }));
         }
         let Some(rooms) = self.read_rooms(peeks).await else { return Room::Nowhere(None) };
-        let remaining = rooms.iter().map(|(_, room)| room).sum();
-        let Some((shard, most)) = rooms.into_iter().max_by_key(|(_, room)| *room) else {
+        let remaining = rooms.iter().map(|(_, room)| room.remaining).sum();
+        let Some((shard, most)) = rooms.iter().max_by_key(|(_, room)| room.remaining) else {
             return Room::Nowhere(None);
         };
-        if most >= units {
-            return Room::In { shard, remaining };
+        if most.remaining >= units {
+            return Room::In { shard: *shard, remaining };
         }
         // Not cached for permits, which may be released at any time.
         if matched.limit.limit.algorithm() != Algorithm::Concurrency {
-            let wait = match denied.verdict {
-                Verdict::Denied { retry_after: Some(wait) } => wait.min(MAX_AGE),
-                _ => MAX_AGE,
-            };
+            let waits =
+                rooms.iter().map(|(shard, room)| full_for(matched.limit.for_shard(*shard), room, units));
+            let wait = waits.min().unwrap_or(SHORT_AGE).min(MAX_AGE);
             self.full_counters.insert(&counter, units, now + wait, remaining);
         }
         Room::Nowhere(Some(remaining))
     }
 
-    /// Returns the units remaining in each shard. Shards that the store cannot read are left out.
-    async fn read_rooms(&self, mut peeks: Vec<(u16, Charge<'_>)>) -> Option<Vec<(u16, u64)>> {
+    /// Returns what a peek at each shard finds. Shards that the store cannot read are left out.
+    async fn read_rooms(&self, mut peeks: Vec<(u16, Charge<'_>)>) -> Option<Vec<(u16, Outcome)>> {
         for _ in 0..2 {
             let charges: Vec<Charge<'_>> = peeks.iter().map(|(_, charge)| *charge).collect();
             match self.store.charge(&charges).await {
                 Ok(outcomes) => {
                     let known = |outcome: &Outcome| outcome.verdict != Verdict::Unknown;
                     let rooms = peeks.iter().zip(outcomes.per_charge).filter(|(_, outcome)| known(outcome));
-                    return Some(rooms.map(|((shard, _), outcome)| (*shard, outcome.remaining)).collect());
+                    return Some(rooms.map(|((shard, _), outcome)| (*shard, outcome)).collect());
                 }
                 Err(StoreError::Partial { failed, .. }) => {
                     let mut at = 0;
@@ -231,5 +232,25 @@ impl<S: CounterStore> Limiter<S> {
             }
         }
         None
+    }
+}
+
+/// Returns for how long a shard that was just read has no room for so many units. Another shard's wait says nothing about it.
+fn full_for(limit: &Limit, room: &Outcome, units: u64) -> TimeDelta {
+    if units > limit.capacity() {
+        return MAX_AGE;
+    }
+    match limit.algorithm() {
+        Algorithm::FixedWindow => room.reset_after,
+        Algorithm::Gcra | Algorithm::TokenBucket | Algorithm::LeakyBucket
+            if limit.refill_interval().is_none() =>
+        {
+            // It is full again after `reset_after`, which is rounded up, and all but these units fit in the time before.
+            let rate = limit.rate();
+            let others = u128::from(limit.capacity() - units) * u128::from(rate.period.length().as_micros());
+            let before = u64::try_from(others.div_ceil(u128::from(rate.count.max(1)))).unwrap_or(u64::MAX);
+            TimeDelta::from_micros(room.reset_after.as_micros().saturating_sub(before.saturating_add(1)))
+        }
+        _ => SHORT_AGE,
     }
 }

@@ -37,6 +37,7 @@ mod reservations;
 mod rig;
 mod shard_by;
 mod shared_reservations;
+mod split_denials;
 mod split_remaining;
 mod usage;
 mod workers;

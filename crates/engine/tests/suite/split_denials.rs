@@ -1,0 +1,43 @@
+//! A split limit denies only what no shard has room for, although the limiter remembers for a while that a counter was full: the
+//! shards have room again at different times.
+
+use crate::rig::rules;
+use proptest::prelude::*;
+use std::sync::Arc;
+use tollgate_core::{Clock, Cost, ManualClock, TimeDelta, Timestamp};
+use tollgate_engine::{Check, Limiter};
+use tollgate_store::{MemoryConfig, MemoryStore};
+
+const LIMITS: [&str; 5] = [
+    "algorithm: fixed_window, limit: 1/second, split: 2",
+    "algorithm: fixed_window, limit: 7/2s, split: 4",
+    "limit: 4/second, split: 2",
+    "limit: {count: 10, period: 2s, burst: 4}, split: 4",
+    "limit: 90/minute, split: 8",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn a_denial_is_not_older_than_the_room(
+        limit in prop::sample::select(&LIMITS[..]),
+        requests in prop::collection::vec((0_u64..700, 1_u64..3), 1..60),
+    ) {
+        let rules = rules(&format!("{{domain: d, descriptors: [{{key: user, {limit}}}]}}"));
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+        let store = Arc::new(
+            MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store"),
+        );
+        let limiter = || Limiter::new(Arc::clone(&rules), Arc::clone(&store), Arc::clone(&clock) as Arc<dyn Clock>);
+        let of_long_ago = limiter();
+        for (pause, units) in requests {
+            clock.advance(TimeDelta::from_millis(pause));
+            let attributes = [("user", "u")];
+            let check = Check::attributes("d", &attributes).with_cost(Cost::new(units));
+            if !pollster::block_on(of_long_ago.check(&check)).is_allowed() {
+                // One that remembers nothing reads all shards.
+                prop_assert!(!pollster::block_on(limiter().check(&check)).is_allowed(), "{limit}: {units}");
+            }
+        }
+    }
+}
