@@ -11,7 +11,8 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | [`connection`](Connection) | the state of a connection: what a client may send, and what is sent |
+//! | [`connection`](Connection) | the state of a connection: requests, other frames, responses, endings |
+//! | `output` | the frames that are sent |
 //! | `frame` | frame headers, types, flags and error codes |
 //! | `stream` | the state of one stream, and what waits for its window |
 //! | [`head`](Head) | the head of a request, validated |
@@ -21,6 +22,7 @@ mod connection;
 mod frame;
 mod head;
 mod hpack;
+mod output;
 mod stream;
 
 pub use connection::{Connection, Event, Settings, Step};
