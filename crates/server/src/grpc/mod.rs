@@ -11,7 +11,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `connection` | a connection: reads, calls, writes, time |
+//! | `connection` | a connection: reads, calls (`requests`, `responses`), writes, time (`timers`) |
 //! | `calls` | the calls in progress, and which of them can go on |
 //! | [`exchange`] | a call of a tonic service |
 //! | `message` | messages with their length; `grpc-timeout`; statuses as header blocks |

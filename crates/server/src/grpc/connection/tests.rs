@@ -1,6 +1,7 @@
 //! Connections in memory, with the client of another library.
 
 use super::*;
+use crate::grpc::message;
 use ::h2::client::{ResponseFuture, SendRequest};
 use bytes::Bytes;
 use std::collections::HashMap;

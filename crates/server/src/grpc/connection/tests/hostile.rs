@@ -1,6 +1,7 @@
 //! What a client could fill memory with, or keep others from being served by.
 
 use super::*;
+use timers::KEEP_ALIVE;
 
 type Settled<'s, S, F> = GrpcConnection<'s, tokio::io::Empty, Echo, S, F>;
 
