@@ -32,6 +32,9 @@ const LAST_STREAM: u32 = u32::MAX >> 1;
 const SHUTDOWN_PING: [u8; 8] = *b"shutdown";
 /// What is sent with other pings.
 const KEEP_ALIVE_PING: [u8; 8] = *b"are you?";
+/// How many bytes of responses may wait for the client's windows. Beyond it streams are refused, and responses that cannot be
+/// queued are reset; what arrives is still read, because it may be a larger window.
+const MAX_QUEUED: usize = 8 << 20;
 /// How many streams that were reset are remembered: their clients may have sent more before they learn of it.
 const REMEMBERED: usize = 256;
 
@@ -127,9 +130,10 @@ pub struct Connection<T> {
     /// What the client may still send on the connection, and what was received and not returned to it.
     receive_window: u32,
     received: u32,
-    /// Streams with a queue, which wait for a window.
+    /// Streams with a queue, which wait for a window, and the bytes in all queues.
     waiting: VecDeque<u32>,
-    /// A window has grown since what waits was sent.
+    queued: usize,
+    /// What waits may be sent: a window has grown, or there was no room in the output.
     may_send: bool,
     /// Streams that were reset by us, the oldest first.
     reset: VecDeque<u32>,
@@ -164,6 +168,7 @@ impl<T> Connection<T> {
             receive_window: CONNECTION_WINDOW,
             received: 0,
             waiting: VecDeque::new(),
+            queued: 0,
             may_send: false,
             reset: VecDeque::new(),
             resets: 0,
@@ -192,6 +197,11 @@ impl<T> Connection<T> {
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.waiting.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn queue_taken(&self, stream: u32) -> usize {
+        self.streams[&stream].queue.as_ref().map_or(0, |queue| queue.taken())
     }
 
     /// Frees memory that earlier requests have needed.

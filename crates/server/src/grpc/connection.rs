@@ -196,7 +196,6 @@ where
         }
         for _ in 0..MAX_READS {
             self.poll_woken();
-            self.http2.send_waiting();
             let is_sent = self.poll_send(cx)?.is_ready();
             if is_sent && self.http2.is_done() {
                 return Poll::Ready(Ok(()));
@@ -241,6 +240,7 @@ where
     /// Writes what there is to send. Ready when all of it is sent.
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Result<Poll<()>, Lost> {
         loop {
+            self.http2.send_waiting(MAX_UNSENT);
             let out = self.http2.unsent();
             while !out.is_empty() {
                 match Pin::new(&mut self.io).poll_write(cx, out) {
@@ -262,7 +262,7 @@ where
                     self.poll_place(place);
                 }
             }
-            if self.http2.unsent().is_empty() {
+            if self.http2.unsent().is_empty() && !self.http2.may_send() {
                 return Ok(Poll::Ready(()));
             }
         }

@@ -102,7 +102,11 @@ impl Exchange {
         loop {
             match http2.queued(stream) {
                 None => return Some(Progress::Done),
-                Some(queued) if queued >= MAX_QUEUED || http2.unsent().len() >= MAX_QUEUED => {
+                Some(queued)
+                    if queued >= MAX_QUEUED
+                        || http2.is_queue_full()
+                        || http2.unsent().len() >= MAX_QUEUED =>
+                {
                     return Some(Progress::Client);
                 }
                 Some(_) => {}

@@ -9,6 +9,7 @@ impl<T> Connection<T> {
     /// Removes a stream that is reset.
     pub(super) fn remove(&mut self, id: u32) -> Option<Stream<T>> {
         let stream = self.streams.remove(&id)?;
+        self.queued -= stream.queue.as_ref().map_or(0, |queue| queue.len());
         // Those that wait for a window and are reset would be remembered until one grows.
         if self.waiting.len() > 2 * self.settings.max_streams as usize {
             self.waiting.retain(|id| self.streams.contains_key(id));
@@ -42,9 +43,10 @@ impl<T> Connection<T> {
 
     /// Forgets a stream whose response was sent. If the client still sends its request, the stream is reset.
     pub(super) fn close(&mut self, id: u32) {
-        if let Entry::Occupied(stream) = self.streams.entry(id)
-            && !stream.remove().is_received
-        {
+        let Entry::Occupied(stream) = self.streams.entry(id) else { return };
+        let stream = stream.remove();
+        self.queued -= stream.queue.as_ref().map_or(0, |queue| queue.len());
+        if !stream.is_received {
             self.forget(id, Reason::None);
         }
     }

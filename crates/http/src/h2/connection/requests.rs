@@ -90,6 +90,7 @@ impl<T> Connection<T> {
         self.last = id;
         if matches!(self.shutdown, Shutdown::After(_))
             || self.streams.len() >= self.settings.max_streams as usize
+            || self.is_queue_full()
         {
             self.forget(id, Reason::RefusedStream);
             return Ok(None);

@@ -8,13 +8,13 @@ use crate::h2::head::EXAMINED;
 fn streams_that_the_server_resets_wait_for_no_window() {
     let mut peer = peer();
     peer.feed(&settings(&[(4, 0)])).expect("valid");
-    peer.connection.send_waiting();
+    peer.connection.send_waiting(usize::MAX);
     for stream in (1..40_000).step_by(2) {
         peer.feed(&headers(stream, frame::END_STREAM, &[])).expect("valid");
         peer.connection.respond(stream, b"\x88", |body| body.put_slice(b"body"), b"\x89");
         // PRIORITY of four bytes: a mistake.
         peer.feed(&client_frame(frame::PRIORITY, 0, stream, &[0; 4])).expect("valid");
-        peer.connection.send_waiting();
+        peer.connection.send_waiting(usize::MAX);
         peer.sent();
     }
     assert_eq!(peer.connection.open(), 0);
@@ -114,4 +114,62 @@ fn a_long_name_is_examined_once_and_not_referred_to_for_ever() {
     }
     assert!((3_900..8_000).contains(&EXAMINED.get()), "{} bytes", EXAMINED.get());
     assert_eq!(peer.violation(&request(201, &b"\x7e\0".repeat(40))), Reason::EnhanceYourCalm as u32);
+}
+
+/// A client that gives no window and goes on asking must not fill the memory; and when it reads, all that waits is sent, in parts.
+#[test]
+fn what_waits_for_a_window_is_bounded() {
+    const BODY: usize = 100_000;
+    let mut peer = peer();
+    peer.feed(&settings(&[(4, 0)])).expect("valid");
+    let streams: Vec<_> = (1..2_000).step_by(2).collect();
+    let respond = |peer: &mut Peer, stream| {
+        peer.connection.respond(stream, b"\x88", |body| body.put_bytes(7, BODY), b"\x89");
+    };
+    // These are open before there is too much.
+    for stream in &streams[..20] {
+        assert_eq!(peer.feed(&headers(*stream, frame::END_STREAM, &[])).expect("valid").len(), 1);
+    }
+    let mut queued = Vec::new();
+    for stream in &streams[20..] {
+        if peer.feed(&headers(*stream, frame::END_STREAM, &[])).expect("valid").is_empty() {
+            break;
+        }
+        respond(&mut peer, *stream);
+        queued.push(*stream);
+    }
+    assert!((20..=1 + (8 << 20) / BODY).contains(&queued.len()), "{}", queued.len());
+    let refused = streams[20 + queued.len()];
+    assert_eq!(peer.resets(), [(refused, Reason::RefusedStream as u32)]);
+    for stream in &streams[..20] {
+        respond(&mut peer, *stream);
+    }
+    let expected: Vec<_> =
+        streams[..20].iter().map(|stream| (*stream, Reason::EnhanceYourCalm as u32)).collect();
+    assert_eq!(peer.resets(), expected);
+    // Windows still arrive, and what they allow is sent as fast as it is taken.
+    peer.feed(&[settings(&[(4, 1 << 20)]), window_update(0, 1 << 30)].concat()).expect("valid");
+    let (mut received, mut ended) = (0, 0);
+    while peer.connection.may_send() {
+        peer.connection.send_waiting(64 << 10);
+        assert!(peer.connection.unsent().len() < 100 << 10, "{}", peer.connection.unsent().len());
+        for sent in peer.sent() {
+            received += if sent.kind == frame::DATA { sent.payload.len() } else { 0 };
+            ended += usize::from(sent.kind == frame::HEADERS);
+        }
+    }
+    assert_eq!((received, ended), (queued.len() * BODY, queued.len()));
+    assert_eq!((peer.connection.open(), peer.connection.waiting()), (0, 0));
+    assert_eq!(peer.feed(&headers(5_001, frame::END_STREAM, &[])).expect("valid").len(), 1);
+}
+
+/// A window for all but the last byte of each response must not keep all of them in memory.
+#[test]
+fn what_was_sent_of_a_response_is_freed() {
+    let mut peer = peer();
+    peer.feed(&settings(&[(4, 99_999)])).expect("valid");
+    peer.feed(&[window_update(0, 1 << 30), headers(1, frame::END_STREAM, &[])].concat()).expect("valid");
+    peer.connection.respond(1, b"\x88", |body| body.put_bytes(7, 100_000), b"\x89");
+    assert_eq!(peer.connection.queued(1), Some(1));
+    assert_eq!(peer.connection.queue_taken(1), 1);
 }

@@ -97,6 +97,16 @@ async fn connect(settings: Settings) -> (Server, SendRequest<Bytes>) {
     (server, client)
 }
 
+/// Like [`connect`], with a client that does not limit what it is sent on the connection, but on each stream.
+async fn connect_with_window(settings: Settings, stream: u32) -> (Server, SendRequest<Bytes>) {
+    let (server, io) = serve_one(settings);
+    let mut builder = ::h2::client::Builder::new();
+    builder.initial_connection_window_size(1 << 30).initial_window_size(stream);
+    let (client, connection) = builder.handshake(io).await.expect("HTTP/2");
+    tokio::spawn(connection);
+    (server, client)
+}
+
 fn request(path: &str, fields: &[(&'static str, &'static str)]) -> Request<()> {
     let mut request = Request::builder().method(Method::POST).uri(format!("http://x{path}"));
     for (name, value) in fields {
@@ -273,7 +283,7 @@ async fn incomplete_messages_are_bounded_and_none_is_rejected() {
     const STREAMS: usize = 60;
     let text = "z".repeat(400_000);
     let whole = framed(&text);
-    let (_server, client) = connect(SETTINGS).await;
+    let (_server, client) = connect_with_window(SETTINGS, 1 << 20).await;
     let mut calls = Vec::new();
     for _ in 0..STREAMS {
         let mut ready = client.clone().ready().await.expect("open");

@@ -195,3 +195,24 @@ async fn what_an_idle_connection_had_needed_is_freed() {
     }
     server.connection.abort();
 }
+
+/// A window for much at a time must not have all of it copied at once, and what is left must be sent without another one.
+#[tokio::test]
+async fn responses_that_have_waited_are_all_sent() {
+    const CALLS: u32 = 20;
+    let (echo, drain, activity) = (Echo::default(), Drain::default(), Activity::default());
+    let start = |request| echo.call(request);
+    let mut connection = connection(&echo, start, &SETTINGS, &drain, &activity);
+    let window = |bytes: u32| frame(4, 0, 0, &[&[0, 4][..], &bytes.to_be_bytes()].concat());
+    assert!(connection.on_bytes(&window(0)));
+    let message = framed(&"z".repeat(16_000));
+    for at in 0..CALLS {
+        let call = [head(1 + 2 * at, 0, Echo::PATH, &[]), frame(0, END_STREAM, 1 + 2 * at, &message)];
+        assert!(connection.on_bytes(&call.concat()));
+    }
+    assert_eq!(connection.http2.open(), CALLS as usize);
+    let all = [window(1 << 20), frame(8, 0, 0, &(1_u32 << 30).to_be_bytes())].concat();
+    assert!(connection.on_bytes(&all));
+    assert!(poll_fn(|cx| Poll::Ready(connection.poll_send(cx).is_ok_and(|sent| sent.is_ready()))).await);
+    assert_eq!(connection.http2.open(), 0);
+}
