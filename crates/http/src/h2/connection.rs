@@ -49,7 +49,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { max_streams: 1024, max_head: 16 << 10 }
+        Self { max_streams: 1024, max_head: 64 << 10 }
     }
 }
 

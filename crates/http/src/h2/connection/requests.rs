@@ -2,11 +2,10 @@
 
 use super::{Connection, Event, PROTOCOL, STREAM_WINDOW, Shutdown, Violation, dependency, unpadded};
 use crate::h2::frame::{self, FrameHeader, Reason};
+use crate::h2::head::FLOOD;
 use crate::h2::hpack::Undecodable;
 use crate::h2::stream::Stream;
 
-/// Maximum length of a compressed header block. A longer one would have to be decompressed to keep the connection's state.
-const MAX_BLOCK: usize = 64 << 10;
 /// Maximum number of frames that a header block is cut into.
 const MAX_BLOCK_FRAMES: u32 = 64;
 
@@ -60,7 +59,9 @@ impl<T> Connection<T> {
             return Err((PROTOCOL, "CONTINUATION of nothing"));
         };
         block.frames += 1;
-        if block.bytes.len() + payload.len() > MAX_BLOCK || block.frames > MAX_BLOCK_FRAMES {
+        // A longer one would have to be decompressed to keep the connection's state.
+        let max = FLOOD * self.settings.max_head;
+        if block.bytes.len() + payload.len() > max || block.frames > MAX_BLOCK_FRAMES {
             return Err((Reason::EnhanceYourCalm, "the head of a request is too large"));
         }
         block.bytes.extend_from_slice(payload);
