@@ -150,8 +150,9 @@ impl Drop for Exchange {
 pub(super) fn request(head: &Head, body: RequestBody) -> Option<Request<Body>> {
     let path = PathAndQuery::try_from(head.path()).ok()?;
     let mut uri = Uri::builder().path_and_query(path);
-    if !head.authority().is_empty() {
-        uri = uri.scheme("http").authority(Authority::try_from(head.authority()).ok()?);
+    // No service reads it, and some clients send what is none: the path of a Unix socket, or the name of a cluster.
+    if let Ok(authority) = Authority::try_from(head.authority()) {
+        uri = uri.scheme("http").authority(authority);
     }
     let mut request = Request::new(Body::new(body));
     *request.method_mut() = Method::from_bytes(head.method()).ok()?;
