@@ -223,12 +223,6 @@ impl<T> Connection<T> {
         self.streams.len()
     }
 
-    /// Returns whether the client has opened any stream.
-    #[must_use]
-    pub const fn is_used(&self) -> bool {
-        self.last != 0
-    }
-
     /// Returns how many requests were reset before they were answered, since the connection began.
     #[must_use]
     pub const fn resets(&self) -> u64 {

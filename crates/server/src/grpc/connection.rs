@@ -101,6 +101,8 @@ struct GrpcConnection<'s, I, U: Unary, S, F> {
     /// The stream that may go on although these are too many, and those that may not.
     favored: Option<u32>,
     held: VecDeque<u32>,
+    /// A complete request has begun in this turn.
+    has_begun: bool,
     /// Resets that were paused for.
     resets: u64,
     /// Since when the next ones are counted.
@@ -180,6 +182,7 @@ where
             partial: 0,
             favored: None,
             held: VecDeque::new(),
+            has_begun: false,
             resets: 0,
             resets_since: Instant::now(),
             overdue: 0,
@@ -223,11 +226,11 @@ where
             TaskProjection::Unary { .. } => true,
             TaskProjection::Exchange { exchange } => exchange.is_calling() && exchange.has_request(),
         };
-        if !self.http2.is_used() {
-            // It stays silent.
-        } else if is_sent && self.calls.any(is_calling) {
+        // Only complete requests count: any other frame costs a client nothing, and would keep its place as well.
+        let has_begun = std::mem::take(&mut self.has_begun);
+        if is_sent && self.calls.any(is_calling) {
             self.activity.busy();
-        } else {
+        } else if has_begun || self.activity.is_busy() {
             self.activity.waiting();
         }
         if is_sent && self.calls.running() == 0 {

@@ -3,7 +3,7 @@
 //! The body of the request goes through an inbox, whose length the window of the stream bounds: a service that reads slowly
 //! slows its client down. The body of the response is polled while the client reads it.
 
-use super::message;
+use super::message::{self, MessageEnds};
 use bytes::{Buf, Bytes, BytesMut};
 use http_body::{Body as _, Frame};
 use std::convert::Infallible;
@@ -62,7 +62,7 @@ impl Exchange {
 
     /// Returns whether all of the request has arrived.
     pub(super) fn has_request(&self) -> bool {
-        self.inbox.lock().ending == Some(Ending::Complete)
+        self.inbox.is_complete()
     }
 
     /// Sends what there is of the response, and lets the client send what was read of the request.
@@ -169,6 +169,9 @@ pub(super) struct Inbox(Arc<Mutex<Arrived>>);
 struct Arrived {
     /// One buffer: a client may cut a body into single bytes.
     unread: BytesMut,
+    ends: MessageEnds,
+    /// A whole message has arrived.
+    has_message: bool,
     ending: Option<Ending>,
     reader: Option<Waker>,
     /// Bytes that were read and that the client may send again.
@@ -188,8 +191,15 @@ pub(super) enum Ending {
 
 impl Inbox {
     pub(super) fn new() -> Self {
-        let (unread, exchange) = (BytesMut::new(), Waker::noop().clone());
-        Self(Arc::new(Mutex::new(Arrived { unread, ending: None, reader: None, read: 0, exchange })))
+        Self(Arc::new(Mutex::new(Arrived {
+            unread: BytesMut::new(),
+            ends: MessageEnds::default(),
+            has_message: false,
+            ending: None,
+            reader: None,
+            read: 0,
+            exchange: Waker::noop().clone(),
+        })))
     }
 
     fn lock(&self) -> MutexGuard<'_, Arrived> {
@@ -206,13 +216,26 @@ impl Inbox {
         self.lock().exchange = waker.clone();
     }
 
-    /// Adds a part.
-    pub(super) fn push(&self, bytes: &[u8]) {
+    /// Adds a part. Returns whether a message ends in it.
+    pub(super) fn push(&self, bytes: &[u8]) -> bool {
         let mut arrived = self.lock();
         if !bytes.is_empty() {
             arrived.unread.extend_from_slice(bytes);
             arrived.wake_reader();
         }
+        let has_ended = arrived.ends.push(bytes);
+        arrived.has_message |= has_ended;
+        has_ended
+    }
+
+    /// Returns whether a whole message has arrived.
+    pub(super) fn has_message(&self) -> bool {
+        self.lock().has_message
+    }
+
+    /// Returns whether all of the request has arrived.
+    pub(super) fn is_complete(&self) -> bool {
+        self.lock().ending == Some(Ending::Complete)
     }
 
     /// Ends the body, if it has not ended.

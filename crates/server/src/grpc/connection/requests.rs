@@ -107,7 +107,7 @@ where
         let Some(call) = self.http2.data(stream) else { return };
         match call {
             Call::Exchange(_, inbox) => {
-                inbox.push(bytes);
+                self.has_begun |= inbox.push(bytes);
                 if is_end {
                     inbox.end(Ending::Complete);
                 }
@@ -186,6 +186,7 @@ where
             &body
         };
         let decoded = message::only(whole, self.settings.message_bytes);
+        self.has_begun |= decoded.is_ok();
         let request = decoded.and_then(|message| {
             if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return Err(overdue());

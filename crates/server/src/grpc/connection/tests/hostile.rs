@@ -2,6 +2,7 @@
 
 use super::*;
 use timers::KEEP_ALIVE;
+use tollgate_http::server::connections::{ConnectionSlots, MIN_IDLE, WhenFull};
 
 type Settled<'s, S, F> = GrpcConnection<'s, tokio::io::Empty, Echo, S, F>;
 
@@ -194,6 +195,60 @@ async fn what_an_idle_connection_had_needed_is_freed() {
         tokio::time::sleep(3 * KEEP_ALIVE).await;
     }
     server.connection.abort();
+}
+
+/// A client that keeps its place by frames that ask for nothing would keep all others out with a few of them.
+#[tokio::test(start_paused = true)]
+async fn frames_that_are_no_request_keep_no_place() {
+    const PRIORITY: u8 = 2;
+    const PING: u8 = 6;
+    let (echo, drain) = (Echo::default(), Drain::default());
+    let start = |request| echo.call(request);
+    let slots = ConnectionSlots::new(1, WhenFull::Wait);
+    let client = std::net::Ipv4Addr::LOCALHOST.into();
+    let slot = slots.admit(client).expect("room");
+    let activity = slot.activity();
+    let mut connection = connection(&echo, start, &SETTINGS, &drain, &activity);
+    let mut receive = async |bytes: &[u8]| {
+        assert!(connection.on_bytes(bytes));
+        poll_fn(|cx| Poll::Ready(connection.wait(cx, true).is_pending())).await
+    };
+    // Heads without a message, and of what is no request.
+    for bytes in [
+        head(1, 0, Echo::PATH, &[]),
+        head(3, 0, "/grpc.health.v1.Health/Watch", &[]),
+        head(5, END_STREAM, Echo::PATH, &[("te", "gzip")]),
+        frame(0, 0, 1, b"\0\0"),
+        frame(PING, 1, 0, &[0; 8]),
+    ] {
+        receive(&bytes).await;
+        assert!(activity.is_silent());
+    }
+    let call = [head(7, 0, Echo::PATH, &[]), frame(0, END_STREAM, 7, &framed("x"))].concat();
+    receive(&call).await;
+    assert!(!activity.is_silent() && !activity.is_busy());
+    assert!(slots.admit(client).is_none(), "it was just used");
+    for bytes in [frame(PING, 1, 0, &[0; 8]), frame(PRIORITY, 0, 9, &[0; 5])] {
+        tokio::time::advance(MIN_IDLE * 2 / 3).await;
+        receive(&bytes).await;
+    }
+    assert!(slots.admit(client).is_some() && activity.has_ended());
+}
+
+/// The first message of a stream that does not end is a request: Envoy's quota streams never end.
+#[tokio::test]
+async fn a_stream_with_a_message_is_not_silent() {
+    let (echo, drain, activity) = (Echo::default(), Drain::default(), Activity::default());
+    let start = |request| echo.call(request);
+    let mut connection = connection(&echo, start, &SETTINGS, &drain, &activity);
+    for (part, is_silent) in [(&b"\0\0\0"[..], true), (b"\0\0", false)] {
+        if is_silent {
+            assert!(connection.on_bytes(&head(1, 0, "/grpc.health.v1.Health/Watch", &[])));
+        }
+        assert!(connection.on_bytes(&frame(0, 0, 1, part)));
+        poll_fn(|cx| Poll::Ready(connection.wait(cx, true).is_pending())).await;
+        assert_eq!(activity.is_silent(), is_silent);
+    }
 }
 
 /// A window for much at a time must not have all of it copied at once, and what is left must be sent without another one.
