@@ -232,14 +232,16 @@ impl Head {
         Some(&self.text[value.clone()])
     }
 
-    /// Returns all fields as a map.
+    /// Returns the first values of these fields as a map. All fields are not to be kept: a reference of one byte can be to each of
+    /// them, and takes a hundred bytes of a map.
     #[must_use]
-    pub fn to_map(&self) -> HeaderMap {
-        let mut map = HeaderMap::with_capacity(self.fields.len());
-        for (name, value) in self.each() {
-            // Names were examined when they were decoded; a value may still be one that a map does not take.
-            if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
-                map.append(name, value);
+    pub fn to_map_of(&self, names: &[&'static str]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for name in names {
+            // A value may still be one that a map does not take.
+            let value = self.get(name.as_bytes()).map(HeaderValue::from_bytes);
+            if let Some(Ok(value)) = value {
+                map.insert(HeaderName::from_static(name), value);
             }
         }
         map

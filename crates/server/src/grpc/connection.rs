@@ -1,6 +1,7 @@
 //! A gRPC connection. Each turn of its task reads what has arrived, begins the calls in it, polls those that can go on, and
 //! writes all that there is to send at once. While the client does not read, nothing more is read from it.
 
+mod incomplete;
 mod requests;
 mod responses;
 mod timers;
@@ -9,9 +10,9 @@ use super::Unary;
 use super::calls::Calls;
 use super::exchange::{Exchange, Inbox};
 use bytes::{Buf, BytesMut};
+use incomplete::Incomplete;
 use pin_project_lite::pin_project;
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
@@ -32,9 +33,6 @@ const LINGER: Duration = Duration::from_secs(1);
 const READ: usize = 64 << 10;
 /// While so many bytes are not sent, nothing is read.
 const MAX_UNSENT: usize = 64 << 10;
-/// How many bytes of incomplete messages a connection collects before it lets their clients go on one at a time. Beyond it each
-/// stream has sent at most its first window. No call is rejected for it: a proxy that fails open would let its request pass.
-const MAX_PARTIAL: usize = 8 << 20;
 /// How often a connection reads before other tasks get a turn, and how many beginnings and ends of requests it handles before it
 /// sends what there is.
 const MAX_READS: usize = 4;
@@ -96,13 +94,13 @@ struct GrpcConnection<'s, I, U: Unary, S, F> {
     calls: Calls<Task<F>>,
     /// Places of the exchanges that wait for the client.
     blocked: Vec<u32>,
-    /// Bytes of messages that have not arrived completely.
-    partial: usize,
-    /// The stream that may go on although these are too many, and those that may not.
-    favored: Option<u32>,
-    held: VecDeque<u32>,
+    incomplete: Incomplete,
     /// A complete request has begun in this turn.
     has_begun: bool,
+    /// The earliest deadline of those that have begun in this turn, complete or not.
+    earliest: Option<Instant>,
+    /// Number of times that messages which do not arrive were looked for.
+    generation: u32,
     /// Resets that were paused for.
     resets: u64,
     /// Since when the next ones are counted.
@@ -127,12 +125,12 @@ fn failed() -> Status {
 enum Call<O> {
     /// Nothing: its head has not been read, or its call is over and the response waits for the client.
     New,
-    /// A call of the method whose message has not arrived completely; `held` bytes of it are not released.
-    Receiving { opening: O, deadline: Option<Instant>, body: Vec<u8>, held: usize },
+    /// A call of the method whose message has not arrived completely, with the generation in which it began.
+    Receiving { opening: O, deadline: Option<Instant>, body: Vec<u8>, generation: u32 },
     /// A call in a place.
     Running(u32),
     /// A call of another service, and the body of its request.
-    Exchange(u32, Inbox),
+    Exchange { place: u32, inbox: Inbox, generation: u32 },
 }
 
 pin_project! {
@@ -179,10 +177,10 @@ where
             has_unread_frames: false,
             calls: Calls::new(settings.streams as usize),
             blocked: Vec::new(),
-            partial: 0,
-            favored: None,
-            held: VecDeque::new(),
+            incomplete: Incomplete::new(),
             has_begun: false,
+            earliest: None,
+            generation: 0,
             resets: 0,
             resets_since: Instant::now(),
             overdue: 0,
@@ -236,6 +234,11 @@ where
         if is_sent && self.calls.running() == 0 {
             // An idle connection keeps no buffer.
             *self.http2.unsent() = BytesMut::new();
+        }
+        if let Some(earliest) = self.earliest.take()
+            && self.http2.open() > 0
+        {
+            self.wake_at(earliest);
         }
         self.poll_timers(cx).map_or(Poll::Ready(Err(Lost)), |()| Poll::Pending)
     }

@@ -23,6 +23,9 @@ const MAX_QUEUED: usize = 64 << 10;
 /// How many bytes of a request are read before the client may send more.
 const RELEASE: usize = 16 << 10;
 
+/// What tonic's services read of a head.
+const FIELDS: &[&str] = &["content-type", "te", "grpc-encoding", "grpc-accept-encoding", "grpc-timeout"];
+
 /// A service's future of a response.
 pub(super) type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
@@ -158,7 +161,7 @@ pub(super) fn request(head: &Head, body: RequestBody) -> Option<Request<Body>> {
     *request.method_mut() = Method::from_bytes(head.method()).ok()?;
     *request.uri_mut() = uri.build().ok()?;
     *request.version_mut() = Version::HTTP_2;
-    *request.headers_mut() = head.to_map();
+    *request.headers_mut() = head.to_map_of(FIELDS);
     Some(request)
 }
 

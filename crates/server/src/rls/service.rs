@@ -128,8 +128,18 @@ impl<S: CounterStore + 'static> Unary for Service<S> {
         let began = self.0.clock().now();
         let trace = traceparent::from_headers(&self.0, head, || began);
         let is_extended = head.get(sdk_extension::METADATA_KEY.as_bytes()).is_some();
-        let metadata = is_extended.then(|| Box::new(MetadataMap::from_headers(head.to_map())));
+        let metadata =
+            is_extended.then(|| Box::new(MetadataMap::from_headers(head.to_map_of(sdk_extension::KEYS))));
         Opening { began, trace, metadata }
+    }
+
+    fn kept(opening: &Opening) -> usize {
+        /// What a field of a map takes beside its value, with room for others.
+        const FIELD: usize = 200;
+        let kept = |metadata: &MetadataMap| {
+            metadata.as_ref().values().map(|value| FIELD + value.len()).sum::<usize>()
+        };
+        opening.metadata.as_deref().map_or(0, kept)
     }
 
     fn decode(&self, opening: Opening, message: &[u8]) -> Result<Self::Request, Status> {
@@ -278,6 +288,35 @@ mod tests {
         assert_eq!(timed.0.load(Ordering::Relaxed), 0);
         service.call(request("d")).await.expect("a response");
         assert_eq!(timed.0.load(Ordering::Relaxed), 1);
+    }
+
+    /// Opens a request whose head refers to the fields of the table again and again.
+    #[tokio::test]
+    async fn a_head_keeps_what_is_read_of_it() {
+        use tollgate_http::h2::{Connection, PREFACE, Settings, encode_field};
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
+        let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("memory");
+        let rules = Ruleset::load(&[], &Options::default()).expect("no rules");
+        let limiter = Limiter::new(Arc::new(rules), store, clock);
+        let service = Service(Arc::new(limiter), ResponseConfig::default(), ResponseStyle::default());
+        let mut block = bytes::BytesMut::from(&b"\x83\x86\x84"[..]);
+        encode_field(b"tollgate-ask", b"descriptors", &mut block);
+        block.extend_from_slice(&[&b"\x40\x01z\0"[..], &[0xbe; 400]].concat());
+        let length = u16::try_from(block.len()).expect("short").to_be_bytes();
+        let head = [&[0, length[0], length[1], 1, 4, 0, 0, 0, 1][..], &block].concat();
+        let bytes = [&PREFACE[..], b"\0\0\0\x04\0\0\0\0\0", &head].concat();
+        let mut http2 = Connection::<()>::new(Settings::default());
+        let mut read = 0;
+        while http2.open() == 0 {
+            read += http2.receive(&bytes[read..], || ()).expect("valid").consumed;
+        }
+        let opening = service.open(http2.head());
+        let kept = opening.metadata.as_ref().expect("the SDK's");
+        assert_eq!(
+            (kept.len(), kept.get("tollgate-ask").expect("kept").as_bytes()),
+            (1, &b"descriptors"[..])
+        );
+        assert!((11..1_000).contains(&Service::<MemoryStore<Arc<ManualClock>>>::kept(&opening)));
     }
 
     /// gRPC's C library sends the path of a Unix socket as the authority, which is none of a URI; a probe that fails for it

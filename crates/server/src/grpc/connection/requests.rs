@@ -1,6 +1,6 @@
 //! The frames of a connection: the calls that begin, the parts of their messages, and those that clients give up.
 
-use super::{Call, GrpcConnection, MAX_EVENTS, MAX_PARTIAL, MAX_UNSENT, Task, failed, overdue};
+use super::{Call, GrpcConnection, MAX_EVENTS, MAX_UNSENT, Task, failed, overdue};
 use crate::grpc::exchange::{self, Ending, Exchange, Inbox};
 use crate::grpc::{Unary, message};
 use bytes::{Buf, BytesMut};
@@ -71,11 +71,16 @@ where
         let head = self.http2.head();
         let timeout = head.get(b"grpc-timeout").and_then(message::timeout);
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        if let Some(deadline) = deadline {
+            self.earliest = Some(self.earliest.map_or(deadline, |earliest| earliest.min(deadline)));
+        }
+        let generation = self.generation;
         if head.path() == U::PATH.as_bytes() && head.method() == b"POST" {
             let Some(opening) = exchange::catch_panic(|| self.unary.open(head)) else {
                 return self.send_status(stream, failed());
             };
-            self.set_call(stream, Call::Receiving { opening, deadline, body: Vec::new(), held: 0 });
+            self.incomplete.add_head(U::kept(&opening));
+            self.set_call(stream, Call::Receiving { opening, deadline, body: Vec::new(), generation });
             if is_end {
                 self.on_data(stream, &[], true);
             }
@@ -97,7 +102,7 @@ where
         if let Some((_, waker, _)) = self.calls.get(place) {
             inbox.set_exchange(waker);
         }
-        self.set_call(stream, Call::Exchange(place, inbox));
+        self.set_call(stream, Call::Exchange { place, inbox, generation });
         self.set_deadline(place, deadline);
         self.poll_place(place);
     }
@@ -106,7 +111,7 @@ where
         let max = self.settings.message_bytes;
         let Some(call) = self.http2.data(stream) else { return };
         match call {
-            Call::Exchange(_, inbox) => {
+            Call::Exchange { inbox, .. } => {
                 self.has_begun |= inbox.push(bytes);
                 if is_end {
                     inbox.end(Ending::Complete);
@@ -122,54 +127,32 @@ where
                     return self.start(stream, bytes);
                 }
                 body.extend_from_slice(bytes);
-                if let Err(status) = message::begun(body, max) {
-                    self.partial += bytes.len();
+                let refused = message::begun(body, max).err();
+                let returned = self.incomplete.add(stream, bytes.len());
+                if let Some(status) = refused {
                     return self.send_status(stream, status);
                 }
-                self.collect(stream, bytes.len());
+                self.http2.release(stream, returned);
+                while let Some(stream) = self.incomplete.excess() {
+                    let text = "too many messages are not complete";
+                    self.send_status(stream, Status::resource_exhausted(text));
+                    self.incomplete.remove(stream, 0);
+                }
             }
             Call::New | Call::Running(_) => {}
         }
     }
 
-    /// Counts a part of a message that was collected, and lets the client send more of it, if there is room.
-    pub(super) fn collect(&mut self, stream: u32, bytes: usize) {
-        self.partial += bytes;
-        if let Some(Call::Receiving { deadline: Some(deadline), .. }) = self.http2.data(stream) {
-            let deadline = *deadline;
-            self.wake_at(deadline);
-        }
-        if self.partial <= MAX_PARTIAL || *self.favored.get_or_insert(stream) == stream {
-            return self.http2.release(stream, bytes);
-        }
-        if let Some(Call::Receiving { held, .. }) = self.http2.data(stream) {
-            if *held == 0 && bytes > 0 {
-                self.held.push_back(stream);
-            }
-            *held += bytes;
-        }
-        // Those that were given up would be remembered until the favored one ends.
-        if self.held.len() > 2 * self.settings.streams as usize {
-            let is_held =
-                |call: Option<&mut Call<U::Opening>>| matches!(call, Some(Call::Receiving { held: 1.., .. }));
-            self.held.retain(|stream| is_held(self.http2.data(*stream)));
-        }
+    /// Counts a message off that is complete or given up, and lets others go on.
+    pub(super) fn forget(&mut self, stream: u32, opening: &U::Opening) {
+        self.incomplete.remove(stream, U::kept(opening));
+        self.release_next();
     }
 
-    /// Counts a message off that is complete or given up, and lets others go on.
-    pub(super) fn forget(&mut self, stream: u32, bytes: usize) {
-        self.partial -= bytes;
-        if self.favored == Some(stream) {
-            self.favored = None;
-        }
-        while self.partial <= MAX_PARTIAL || self.favored.is_none() {
-            let Some(next) = self.held.pop_front() else { return };
-            let Some(Call::Receiving { held, .. }) = self.http2.data(next) else { continue };
-            let bytes = std::mem::take(held);
-            self.http2.release(next, bytes);
-            if self.partial > MAX_PARTIAL {
-                self.favored = Some(next);
-            }
+    /// Lets the streams go on that may.
+    pub(super) fn release_next(&mut self) {
+        while let Some((stream, bytes)) = self.incomplete.next() {
+            self.http2.release(stream, bytes);
         }
     }
 
@@ -178,7 +161,7 @@ where
         let Some(call) = self.http2.data(stream) else { return };
         let receiving = std::mem::replace(call, Call::New);
         let Call::Receiving { opening, deadline, mut body, .. } = receiving else { return };
-        self.forget(stream, body.len());
+        self.forget(stream, &opening);
         let whole = if body.is_empty() {
             last
         } else {
@@ -215,8 +198,8 @@ where
     pub(super) fn drop_call(&mut self, stream: u32, call: Call<U::Opening>) {
         match call {
             Call::New => {}
-            Call::Receiving { body, .. } => self.forget(stream, body.len()),
-            Call::Running(place) | Call::Exchange(place, _) => self.calls.remove(place),
+            Call::Receiving { opening, .. } => self.forget(stream, &opening),
+            Call::Running(place) | Call::Exchange { place, .. } => self.calls.remove(place),
         }
     }
 }

@@ -7,6 +7,7 @@ use bytes::BytesMut;
 use std::future::Future;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tollgate_http::h2::Reason;
 use tonic::Status;
 
 impl<I, U, S, F> GrpcConnection<'_, I, U, S, F>
@@ -70,10 +71,25 @@ where
 
     /// Ends a call with a status.
     pub(super) fn send_status(&mut self, stream: u32, status: Status) {
-        if let Some(Call::Receiving { body, .. }) = self.http2.data(stream) {
-            let length = std::mem::take(body).len();
-            self.forget(stream, length);
+        if let Some(call @ Call::Receiving { .. }) = self.http2.data(stream)
+            && let Call::Receiving { opening, .. } = std::mem::replace(call, Call::New)
+        {
+            self.forget(stream, &opening);
         }
         self.http2.send_only_head(stream, &message::status_head(status));
+    }
+
+    /// Ends a call of another service whose client does not go on.
+    pub(super) fn end_exchange(&mut self, stream: u32, place: u32, status: Status) {
+        let is_calling = self.calls.get(place).is_some_and(|(task, ..)| match task.project() {
+            TaskProjection::Unary { .. } => false,
+            TaskProjection::Exchange { exchange } => exchange.is_calling(),
+        });
+        self.calls.remove(place);
+        if is_calling {
+            self.send_status(stream, status);
+        } else {
+            drop(self.http2.reset(stream, Reason::Cancel));
+        }
     }
 }

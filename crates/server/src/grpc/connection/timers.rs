@@ -1,5 +1,6 @@
 //! The time of a connection: pings, its age, its shutdown, pauses, and the deadlines of its calls.
 
+use super::incomplete::STALL;
 use super::{Call, GrpcConnection, Lost, Settings, TaskProjection, overdue};
 use crate::grpc::Unary;
 use crate::grpc::calls::Calls;
@@ -15,6 +16,10 @@ use tonic::Status;
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// How long a client may take to answer the announcement of a shutdown.
 const SHUTDOWN_ANSWER: Duration = Duration::from_secs(1);
+/// How often messages that do not arrive are looked for, and which time ends one: it has had 20 to 30 s. Reading
+/// the time for each request would cost as much as a small one does.
+pub(super) const RECEIVE_INTERVAL: Duration = Duration::from_secs(10);
+const RECEIVE_GENERATIONS: u32 = 3;
 /// A timeout that is not in use.
 const NEVER: Duration = Duration::from_secs(86_400 * 365);
 /// After as many resets as there may be streams, nothing is read for this long. A reset call is over for the connection and not
@@ -28,6 +33,10 @@ pub(super) struct Timers {
     pub(super) end: Option<LazyTimeout>,
     /// When the shutdown no longer waits for the client.
     pub(super) shutdown: Option<LazyTimeout>,
+    /// When messages that do not arrive are looked for again.
+    pub(super) receive: Option<LazyTimeout>,
+    /// When streams have waited for each other for too long.
+    pub(super) stall: Option<LazyTimeout>,
     /// Until when nothing is read.
     pub(super) pause: Option<LazyTimeout>,
     /// The earliest deadline of a call, or an earlier time.
@@ -41,6 +50,8 @@ impl Timers {
             age: settings.max_age.map(LazyTimeout::new),
             end: None,
             shutdown: None,
+            receive: None,
+            stall: None,
             pause: None,
             deadline: None,
         }
@@ -84,13 +95,30 @@ where
             if self.http2.open() == 0 {
                 // An idle connection keeps little of what a busy one has needed.
                 self.calls = Calls::new(self.settings.streams as usize);
-                self.held.shrink_to_fit();
+                self.incomplete.shrink();
                 self.http2.shrink();
             }
             acts = true;
         }
         while self.timers.deadline.as_mut().is_some_and(|(timer, _)| timer.poll_registered(cx).is_ready()) {
             self.end_overdue();
+            acts = true;
+        }
+        if self.http2.open() > 0 {
+            self.timers.receive.get_or_insert_with(|| LazyTimeout::new(RECEIVE_INTERVAL));
+        }
+        if has_passed(&mut self.timers.receive, cx) {
+            self.timers.receive = None;
+            self.end_late();
+            acts = true;
+        }
+        if self.incomplete.is_waiting() {
+            self.timers.stall.get_or_insert_with(|| LazyTimeout::new(STALL));
+        }
+        if has_passed(&mut self.timers.stall, cx) {
+            self.timers.stall = None;
+            self.incomplete.on_stall();
+            self.release_next();
             acts = true;
         }
         if acts {
@@ -141,6 +169,33 @@ where
         if deadline < *at {
             timer.set(deadline.saturating_duration_since(Instant::now()));
             *at = deadline;
+        }
+    }
+
+    /// Ends the calls whose messages do not arrive. Those of streams that go on have sent one.
+    fn end_late(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
+        let now = self.generation;
+        let is_late = |begun: u32| now.wrapping_sub(begun) >= RECEIVE_GENERATIONS;
+        let late: Vec<_> = self
+            .http2
+            .each_data()
+            .filter_map(|(stream, call)| match call {
+                Call::Receiving { generation, .. } if is_late(*generation) => Some((stream, None)),
+                Call::Exchange { place, inbox, generation }
+                    if is_late(*generation) && !inbox.has_message() && !inbox.is_complete() =>
+                {
+                    Some((stream, Some(*place)))
+                }
+                _ => None,
+            })
+            .collect();
+        let status = || Status::deadline_exceeded("the message has not arrived");
+        for (stream, place) in late {
+            match place {
+                None => self.send_status(stream, status()),
+                Some(place) => self.end_exchange(stream, place, status()),
+            }
         }
     }
 
