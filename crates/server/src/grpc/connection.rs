@@ -101,6 +101,10 @@ struct GrpcConnection<'s, I, U: Unary, S, F> {
     earliest: Option<Instant>,
     /// Number of times that messages which do not arrive were looked for.
     generation: u32,
+    /// In a shutdown, streams whose responses wait for the client, and how many bytes of each.
+    unread_responses: Vec<(u32, usize)>,
+    /// More was sent at a time than a buffer is kept for.
+    is_output_large: bool,
     /// Resets that were paused for.
     resets: u64,
     /// Since when the next ones are counted.
@@ -181,6 +185,8 @@ where
             has_begun: false,
             earliest: None,
             generation: 0,
+            unread_responses: Vec::new(),
+            is_output_large: false,
             resets: 0,
             resets_since: Instant::now(),
             overdue: 0,
@@ -248,6 +254,7 @@ where
         loop {
             self.http2.send_waiting(MAX_UNSENT);
             let out = self.http2.unsent();
+            self.is_output_large |= out.len() > 2 * MAX_UNSENT;
             while !out.is_empty() {
                 match Pin::new(&mut self.io).poll_write(cx, out) {
                     Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => return Err(Lost),
@@ -255,7 +262,11 @@ where
                     Poll::Pending => return Ok(Poll::Pending),
                 }
             }
-            out.clear();
+            if std::mem::take(&mut self.is_output_large) {
+                *out = BytesMut::new();
+            } else {
+                out.clear();
+            }
             if Pin::new(&mut self.io).poll_flush(cx)?.is_pending() {
                 return Ok(Poll::Pending);
             }

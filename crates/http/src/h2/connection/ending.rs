@@ -67,6 +67,12 @@ impl<T> Connection<T> {
         self.shutdown == Shutdown::Announced
     }
 
+    /// Returns whether streams are refused because of a shutdown.
+    #[must_use]
+    pub const fn is_shutting_down(&self) -> bool {
+        matches!(self.shutdown, Shutdown::After(_))
+    }
+
     /// Refuses streams from now on, after the announcement.
     pub fn finish_shutdown(&mut self) {
         if self.shutdown == Shutdown::Announced {

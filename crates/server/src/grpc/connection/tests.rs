@@ -397,6 +397,47 @@ async fn draining_finishes_the_calls_in_progress() {
     server.connection.await.expect("no panic");
 }
 
+/// What clients neither complete nor read must not keep a server from its end; what the store decides is waited for.
+#[tokio::test(start_paused = true)]
+async fn draining_ends_what_clients_do_not_complete_or_read() {
+    let (server, client) = connect_with_window(SETTINGS, 60_000).await;
+    let running = begin(&client, "wait 1", &[]).await;
+    let unread = begin(&client, &"x".repeat(200_000), &[]).await.await.expect("a head");
+    let mut open = Vec::new();
+    for (path, part) in [
+        (Echo::PATH, &b"\0\0\0"[..]),
+        ("/grpc.health.v1.Health/Check", b""),
+        // A message, and no end.
+        ("/grpc.health.v1.Health/Check", b"\0\0\0\0\0"),
+    ] {
+        let mut ready = client.clone().ready().await.expect("open");
+        let (response, mut body) = ready.send_request(request(path, &[]), false).expect("sent");
+        body.send_data(Bytes::from_static(part), false).expect("sent");
+        open.push((response, body));
+    }
+    let watch = begin_other(&client, "/grpc.health.v1.Health/Watch").await.await.expect("a response");
+    while server.echo.begun.load(Ordering::SeqCst) < 2 {
+        tokio::task::yield_now().await;
+    }
+    let began = Instant::now();
+    let drain = Arc::clone(&server.drain);
+    let drained = tokio::spawn(async move { drain.run().await });
+    for (response, _body) in open {
+        let ended = tokio::time::timeout(Duration::from_secs(3), end(response)).await.expect("it is ended");
+        assert_eq!(ended.1, "14");
+    }
+    tokio::time::sleep_until(began + Duration::from_secs(3)).await;
+    server.echo.finish("1").await;
+    assert_eq!(end(running).await.1, "0");
+    // A watch is the service's to end.
+    drop(watch);
+    tokio::time::timeout(Duration::from_secs(1), drained)
+        .await
+        .expect("the connection ends")
+        .expect("no panic");
+    drop(unread);
+}
+
 /// Begins a call of another service with an empty message.
 async fn begin_other(client: &SendRequest<Bytes>, path: &str) -> ResponseFuture {
     let mut ready = client.clone().ready().await.expect("open");

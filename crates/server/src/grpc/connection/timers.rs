@@ -9,6 +9,7 @@ use std::task::Context;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
+use tollgate_http::h2::Reason;
 use tollgate_http::server::LazyTimeout;
 use tonic::Status;
 
@@ -16,6 +17,9 @@ use tonic::Status;
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// How long a client may take to answer the announcement of a shutdown.
 const SHUTDOWN_ANSWER: Duration = Duration::from_secs(1);
+/// How long a client may take then to complete its requests, and without reading any of a response. What the store decides is
+/// still waited for.
+pub(super) const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 /// How often messages that do not arrive are looked for, and which time ends one: it has had 20 to 30 s. Reading
 /// the time for each request would cost as much as a small one does.
 pub(super) const RECEIVE_INTERVAL: Duration = Duration::from_secs(10);
@@ -33,6 +37,8 @@ pub(super) struct Timers {
     pub(super) end: Option<LazyTimeout>,
     /// When the shutdown no longer waits for the client.
     pub(super) shutdown: Option<LazyTimeout>,
+    /// When what clients do not complete or read is ended in a shutdown.
+    pub(super) grace: Option<LazyTimeout>,
     /// When messages that do not arrive are looked for again.
     pub(super) receive: Option<LazyTimeout>,
     /// When streams have waited for each other for too long.
@@ -50,6 +56,7 @@ impl Timers {
             age: settings.max_age.map(LazyTimeout::new),
             end: None,
             shutdown: None,
+            grace: None,
             receive: None,
             stall: None,
             pause: None,
@@ -102,6 +109,14 @@ where
         }
         while self.timers.deadline.as_mut().is_some_and(|(timer, _)| timer.poll_registered(cx).is_ready()) {
             self.end_overdue();
+            acts = true;
+        }
+        if self.http2.is_shutting_down() {
+            self.timers.grace.get_or_insert_with(|| LazyTimeout::new(SHUTDOWN_GRACE));
+        }
+        if has_passed(&mut self.timers.grace, cx) {
+            self.timers.grace = None;
+            self.end_unfinished();
             acts = true;
         }
         if self.http2.open() > 0 {
@@ -195,6 +210,46 @@ where
             match place {
                 None => self.send_status(stream, status()),
                 Some(place) => self.end_exchange(stream, place, status()),
+            }
+        }
+    }
+
+    /// Ends, in a shutdown, the calls that their clients do not complete, and the responses of which nothing was read since the
+    /// last time.
+    fn end_unfinished(&mut self) {
+        enum Unfinished {
+            Message,
+            Exchange(u32),
+            Response,
+        }
+        let open: Vec<_> = self
+            .http2
+            .each_data()
+            .filter_map(|(stream, call)| match call {
+                Call::Receiving { .. } => Some((stream, Unfinished::Message)),
+                Call::Exchange { place, inbox, .. } if !inbox.is_complete() => {
+                    Some((stream, Unfinished::Exchange(*place)))
+                }
+                Call::New | Call::Exchange { .. } => Some((stream, Unfinished::Response)),
+                Call::Running(_) => None,
+            })
+            .collect();
+        let status = || Status::unavailable("the server shuts down");
+        let waited = std::mem::take(&mut self.unread_responses);
+        for (stream, what) in open {
+            match what {
+                Unfinished::Message => self.send_status(stream, status()),
+                Unfinished::Exchange(place) => self.end_exchange(stream, place, status()),
+                Unfinished::Response => {
+                    let Some(queued) = self.http2.queued(stream).filter(|queued| *queued > 0) else {
+                        continue;
+                    };
+                    if !waited.contains(&(stream, queued)) {
+                        self.unread_responses.push((stream, queued));
+                    } else if let Some(call) = self.http2.reset(stream, Reason::Cancel) {
+                        self.drop_call(stream, call);
+                    }
+                }
             }
         }
     }

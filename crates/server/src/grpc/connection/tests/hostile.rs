@@ -278,6 +278,19 @@ async fn responses_that_have_waited_are_all_sent() {
     assert_eq!(connection.http2.open(), 0);
 }
 
+/// A stream that is always open must not keep the memory of the largest response.
+#[tokio::test]
+async fn the_buffer_of_a_large_response_is_freed() {
+    let (echo, drain, activity) = (Echo::default(), Drain::default(), Activity::default());
+    let start = |request| echo.call(request);
+    let mut connection = connection(&echo, start, &SETTINGS, &drain, &activity);
+    connection.http2.unsent().extend_from_slice(&[0; 4 * MAX_UNSENT]);
+    assert!(poll_fn(|cx| Poll::Ready(connection.poll_send(cx).is_ok_and(|sent| sent.is_ready()))).await);
+    let out = connection.http2.unsent();
+    out.reserve(MAX_UNSENT);
+    assert!(out.capacity() < 2 * MAX_UNSENT, "{}", out.capacity());
+}
+
 /// References of a byte to fields must not become maps of a hundred bytes each, nor fail for an authority that is none.
 #[tokio::test]
 async fn a_request_keeps_the_fields_that_services_read() {
