@@ -46,7 +46,7 @@ fuzz_target!(|data: &[u8]| {
             read += step.consumed;
         }
         input.drain(..read);
-        connection.send_waiting();
+        connection.send_waiting(64 << 10);
         if mode & 2 != 0 {
             connection.begin_shutdown();
         }

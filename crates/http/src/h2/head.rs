@@ -6,8 +6,8 @@ use crate::headers::HeaderLookup;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use std::ops::Range;
 
-/// How many times larger than it may be a head is decoded, only to keep the state of the connection for other requests.
-const FLOOD: usize = 4;
+/// How many times larger than it may be a head is read and decoded, only to keep the state of the connection for other requests.
+pub(super) const FLOOD: usize = 4;
 
 /// What a field's name says. A dynamic table keeps it with the name, so that a name is examined once, however often fields refer
 /// to it: a reference takes two bytes, and a name up to four thousand.
@@ -58,12 +58,11 @@ pub(super) enum Meaning {
 
 impl Meaning {
     pub(super) fn of(name: NameKind, value: &[u8]) -> Self {
-        // Space around a value would be read in two ways, and what other parsers refuse would be left out by some.
-        let is_padded = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
-        if value.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t')
-            || is_padded(value.first())
-            || is_padded(value.last())
-        {
+        if value.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') {
+            return Self::Invalid;
+        }
+        // Space around the value of an ordinary field is no part of it: some proxies pass a caller's on.
+        if name != NameKind::Other && value != trimmed(value) {
             return Self::Invalid;
         }
         match name {
@@ -80,6 +79,14 @@ impl Meaning {
             _ => Self::Invalid,
         }
     }
+}
+
+/// Returns a value without the spaces and tabs around it.
+fn trimmed(mut value: &[u8]) -> &[u8] {
+    while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = value {
+        value = rest;
+    }
+    value
 }
 
 fn is_digits(text: &str) -> bool {
@@ -161,7 +168,7 @@ impl Head {
                         self.content_length.replace(length).is_some_and(|other| other != length);
                 }
                 self.text.extend_from_slice(name);
-                self.text.extend_from_slice(value);
+                self.text.extend_from_slice(trimmed(value));
                 let middle = begin + name.len();
                 return self.fields.push((begin..middle, middle..self.text.len()));
             }
@@ -225,14 +232,16 @@ impl Head {
         Some(&self.text[value.clone()])
     }
 
-    /// Returns all fields as a map.
+    /// Returns the first values of these fields as a map. All fields are not to be kept: a reference of one byte can be to each of
+    /// them, and takes a hundred bytes of a map.
     #[must_use]
-    pub fn to_map(&self) -> HeaderMap {
-        let mut map = HeaderMap::with_capacity(self.fields.len());
-        for (name, value) in self.each() {
-            // Names were examined when they were decoded; a value may still be one that a map does not take.
-            if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
-                map.append(name, value);
+    pub fn to_map_of(&self, names: &[&'static str]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for name in names {
+            // A value may still be one that a map does not take.
+            let value = self.get(name.as_bytes()).map(HeaderValue::from_bytes);
+            if let Some(Ok(value)) = value {
+                map.insert(HeaderName::from_static(name), value);
             }
         }
         map

@@ -27,6 +27,34 @@ pub(super) struct Stream<T> {
 pub(super) struct Queue {
     pub(super) body: BytesMut,
     pub(super) end: Option<End>,
+    /// Bytes that the body takes: some are those that were sent already.
+    taken: usize,
+}
+
+impl Queue {
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.body.extend_from_slice(bytes);
+        self.taken += bytes.len();
+    }
+
+    /// Returns the bytes that wait.
+    pub(super) fn len(&self) -> usize {
+        let trailers = if let Some(End::Trailers(block)) = &self.end { block.len() } else { 0 };
+        self.body.len() + trailers
+    }
+
+    #[cfg(test)]
+    pub(super) const fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// Frees what was sent, once it is more than what waits: clients could let all but the last byte of each response go.
+    pub(super) fn shrink(&mut self) {
+        if 2 * self.body.len() < self.taken {
+            self.body = BytesMut::from(&self.body[..]);
+            self.taken = self.body.len();
+        }
+    }
 }
 
 /// How a response ends.

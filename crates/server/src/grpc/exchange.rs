@@ -3,7 +3,7 @@
 //! The body of the request goes through an inbox, whose length the window of the stream bounds: a service that reads slowly
 //! slows its client down. The body of the response is polled while the client reads it.
 
-use super::message;
+use super::message::{self, MessageEnds};
 use bytes::{Buf, Bytes, BytesMut};
 use http_body::{Body as _, Frame};
 use std::convert::Infallible;
@@ -22,6 +22,9 @@ use tonic::codegen::http::{Method, Request, Response, Uri, Version};
 const MAX_QUEUED: usize = 64 << 10;
 /// How many bytes of a request are read before the client may send more.
 const RELEASE: usize = 16 << 10;
+
+/// What tonic's services read of a head.
+const FIELDS: &[&str] = &["content-type", "te", "grpc-encoding", "grpc-accept-encoding", "grpc-timeout"];
 
 /// A service's future of a response.
 pub(super) type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
@@ -62,7 +65,7 @@ impl Exchange {
 
     /// Returns whether all of the request has arrived.
     pub(super) fn has_request(&self) -> bool {
-        self.inbox.lock().ending == Some(Ending::Complete)
+        self.inbox.is_complete()
     }
 
     /// Sends what there is of the response, and lets the client send what was read of the request.
@@ -102,7 +105,11 @@ impl Exchange {
         loop {
             match http2.queued(stream) {
                 None => return Some(Progress::Done),
-                Some(queued) if queued >= MAX_QUEUED || http2.unsent().len() >= MAX_QUEUED => {
+                Some(queued)
+                    if queued >= MAX_QUEUED
+                        || http2.is_queue_full()
+                        || http2.unsent().len() >= MAX_QUEUED =>
+                {
                     return Some(Progress::Client);
                 }
                 Some(_) => {}
@@ -146,14 +153,15 @@ impl Drop for Exchange {
 pub(super) fn request(head: &Head, body: RequestBody) -> Option<Request<Body>> {
     let path = PathAndQuery::try_from(head.path()).ok()?;
     let mut uri = Uri::builder().path_and_query(path);
-    if !head.authority().is_empty() {
-        uri = uri.scheme("http").authority(Authority::try_from(head.authority()).ok()?);
+    // No service reads it, and some clients send what is none: the path of a Unix socket, or the name of a cluster.
+    if let Ok(authority) = Authority::try_from(head.authority()) {
+        uri = uri.scheme("http").authority(authority);
     }
     let mut request = Request::new(Body::new(body));
     *request.method_mut() = Method::from_bytes(head.method()).ok()?;
     *request.uri_mut() = uri.build().ok()?;
     *request.version_mut() = Version::HTTP_2;
-    *request.headers_mut() = head.to_map();
+    *request.headers_mut() = head.to_map_of(FIELDS);
     Some(request)
 }
 
@@ -164,6 +172,9 @@ pub(super) struct Inbox(Arc<Mutex<Arrived>>);
 struct Arrived {
     /// One buffer: a client may cut a body into single bytes.
     unread: BytesMut,
+    ends: MessageEnds,
+    /// A whole message has arrived.
+    has_message: bool,
     ending: Option<Ending>,
     reader: Option<Waker>,
     /// Bytes that were read and that the client may send again.
@@ -183,8 +194,15 @@ pub(super) enum Ending {
 
 impl Inbox {
     pub(super) fn new() -> Self {
-        let (unread, exchange) = (BytesMut::new(), Waker::noop().clone());
-        Self(Arc::new(Mutex::new(Arrived { unread, ending: None, reader: None, read: 0, exchange })))
+        Self(Arc::new(Mutex::new(Arrived {
+            unread: BytesMut::new(),
+            ends: MessageEnds::default(),
+            has_message: false,
+            ending: None,
+            reader: None,
+            read: 0,
+            exchange: Waker::noop().clone(),
+        })))
     }
 
     fn lock(&self) -> MutexGuard<'_, Arrived> {
@@ -201,13 +219,26 @@ impl Inbox {
         self.lock().exchange = waker.clone();
     }
 
-    /// Adds a part.
-    pub(super) fn push(&self, bytes: &[u8]) {
+    /// Adds a part. Returns whether a message ends in it.
+    pub(super) fn push(&self, bytes: &[u8]) -> bool {
         let mut arrived = self.lock();
         if !bytes.is_empty() {
             arrived.unread.extend_from_slice(bytes);
             arrived.wake_reader();
         }
+        let has_ended = arrived.ends.push(bytes);
+        arrived.has_message |= has_ended;
+        has_ended
+    }
+
+    /// Returns whether a whole message has arrived.
+    pub(super) fn has_message(&self) -> bool {
+        self.lock().has_message
+    }
+
+    /// Returns whether all of the request has arrived.
+    pub(super) fn is_complete(&self) -> bool {
+        self.lock().ending == Some(Ending::Complete)
     }
 
     /// Ends the body, if it has not ended.

@@ -64,6 +64,39 @@ pub(super) fn only(body: &[u8], max: usize) -> Result<&[u8], Status> {
     }
 }
 
+/// Finds the ends of messages in a body that arrives in parts.
+#[derive(Debug, Default)]
+pub(super) struct MessageEnds {
+    prefix: [u8; PREFIX],
+    known: usize,
+    left: usize,
+}
+
+impl MessageEnds {
+    /// Returns whether a message ends in the next part.
+    pub(super) fn push(&mut self, mut part: &[u8]) -> bool {
+        let mut has_ended = false;
+        while !part.is_empty() {
+            if self.known < PREFIX {
+                let (prefix, rest) = part.split_at(part.len().min(PREFIX - self.known));
+                self.prefix[self.known..self.known + prefix.len()].copy_from_slice(prefix);
+                (self.known, part) = (self.known + prefix.len(), rest);
+                if self.known < PREFIX {
+                    break;
+                }
+                let [_, l0, l1, l2, l3] = self.prefix;
+                self.left = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
+            }
+            let length = part.len().min(self.left);
+            (self.left, part) = (self.left - length, &part[length..]);
+            if self.left == 0 {
+                (self.known, has_ended) = (0, true);
+            }
+        }
+        has_ended
+    }
+}
+
 /// Appends a message with its length.
 pub(super) fn put(message: &impl Message, out: &mut BytesMut) {
     let length = message.encoded_len();
@@ -138,6 +171,23 @@ mod tests {
             (b"\0\xff\xff\xff\xff", Code::OutOfRange),
         ] {
             assert_eq!(only(body), Err(code), "{body:?}");
+        }
+    }
+
+    #[test]
+    fn messages_end_however_they_are_cut() {
+        let body = b"\0\0\0\0\x03abc\0\0\0\0\0\0\0\0\0\x01d\0\0\0\0\x02e";
+        for size in 1..body.len() {
+            let mut ends = MessageEnds::default();
+            let mut expected = [8, 13, 19].iter().peekable();
+            for (at, part) in body.chunks(size).enumerate() {
+                let read = at * size + part.len();
+                let mut has_ended = false;
+                while expected.next_if(|end| **end <= read).is_some() {
+                    has_ended = true;
+                }
+                assert_eq!(ends.push(part), has_ended, "{size}, {read}");
+            }
         }
     }
 

@@ -11,7 +11,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `connection` | a connection: reads, calls, writes, time |
+//! | `connection` | a connection: reads, calls (`requests`, `incomplete` messages, `responses`), writes, time (`timers`) |
 //! | `calls` | the calls in progress, and which of them can go on |
 //! | [`exchange`] | a call of a tonic service |
 //! | `message` | messages with their length; `grpc-timeout`; statuses as header blocks |
@@ -40,6 +40,9 @@ pub(crate) trait Unary: Send + Sync + 'static {
 
     /// Reads the head of a request.
     fn open(&self, head: &Head) -> Self::Opening;
+
+    /// Returns how many bytes an opening keeps of its head.
+    fn kept(opening: &Self::Opening) -> usize;
 
     /// Decodes a message.
     ///

@@ -36,6 +36,8 @@ const COST: &str = "tollgate-cost";
 const DECISION: &str = "tollgate-decision";
 const IDEMPOTENCY_KEY: &str = "tollgate-idempotency-key";
 const MAX_KEY: usize = 256;
+/// All keys that are read.
+pub(crate) const KEYS: &[&str] = &[METADATA_KEY, RESERVE, RESERVATION, COST, DECISION, IDEMPOTENCY_KEY];
 
 pub(crate) async fn handle<S: CounterStore>(
     limiter: &Limiter<S>,

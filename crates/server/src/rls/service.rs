@@ -128,8 +128,18 @@ impl<S: CounterStore + 'static> Unary for Service<S> {
         let began = self.0.clock().now();
         let trace = traceparent::from_headers(&self.0, head, || began);
         let is_extended = head.get(sdk_extension::METADATA_KEY.as_bytes()).is_some();
-        let metadata = is_extended.then(|| Box::new(MetadataMap::from_headers(head.to_map())));
+        let metadata =
+            is_extended.then(|| Box::new(MetadataMap::from_headers(head.to_map_of(sdk_extension::KEYS))));
         Opening { began, trace, metadata }
+    }
+
+    fn kept(opening: &Opening) -> usize {
+        /// What a field of a map takes beside its value, with room for others.
+        const FIELD: usize = 200;
+        let kept = |metadata: &MetadataMap| {
+            metadata.as_ref().values().map(|value| FIELD + value.len()).sum::<usize>()
+        };
+        opening.metadata.as_deref().map_or(0, kept)
     }
 
     fn decode(&self, opening: Opening, message: &[u8]) -> Result<Self::Request, Status> {
@@ -278,6 +288,77 @@ mod tests {
         assert_eq!(timed.0.load(Ordering::Relaxed), 0);
         service.call(request("d")).await.expect("a response");
         assert_eq!(timed.0.load(Ordering::Relaxed), 1);
+    }
+
+    /// Opens a request whose head refers to the fields of the table again and again.
+    #[tokio::test]
+    async fn a_head_keeps_what_is_read_of_it() {
+        use tollgate_http::h2::{Connection, PREFACE, Settings, encode_field};
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
+        let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("memory");
+        let rules = Ruleset::load(&[], &Options::default()).expect("no rules");
+        let limiter = Limiter::new(Arc::new(rules), store, clock);
+        let service = Service(Arc::new(limiter), ResponseConfig::default(), ResponseStyle::default());
+        let mut block = bytes::BytesMut::from(&b"\x83\x86\x84"[..]);
+        encode_field(b"tollgate-ask", b"descriptors", &mut block);
+        block.extend_from_slice(&[&b"\x40\x01z\0"[..], &[0xbe; 400]].concat());
+        let length = u16::try_from(block.len()).expect("short").to_be_bytes();
+        let head = [&[0, length[0], length[1], 1, 4, 0, 0, 0, 1][..], &block].concat();
+        let bytes = [&PREFACE[..], b"\0\0\0\x04\0\0\0\0\0", &head].concat();
+        let mut http2 = Connection::<()>::new(Settings::default());
+        let mut read = 0;
+        while http2.open() == 0 {
+            read += http2.receive(&bytes[read..], || ()).expect("valid").consumed;
+        }
+        let opening = service.open(http2.head());
+        let kept = opening.metadata.as_ref().expect("the SDK's");
+        assert_eq!(
+            (kept.len(), kept.get("tollgate-ask").expect("kept").as_bytes()),
+            (1, &b"descriptors"[..])
+        );
+        assert!((11..1_000).contains(&Service::<MemoryStore<Arc<ManualClock>>>::kept(&opening)));
+    }
+
+    /// gRPC's C library sends the path of a Unix socket as the authority, which is none of a URI; a probe that fails for it
+    /// takes the service down.
+    #[tokio::test]
+    async fn an_authority_that_is_none_is_served_at_a_unix_socket() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000)));
+        let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("memory");
+        let rules = Ruleset::load(&[], &Options::default()).expect("no rules");
+        let limiter = Arc::new(Limiter::new(Arc::new(rules), store, clock));
+        let path = std::env::temp_dir().join(format!("tollgate-authority-{}.sock", std::process::id()));
+        let listener = GrpcListener::unix(path.clone()).expect("a socket");
+        tokio::spawn(serve(listener, limiter, RlsConfig::default(), std::future::pending()));
+        for authority in ["work%2Fa.sock", "outbound|8081||x", ""] {
+            let mut client = tokio::net::UnixStream::connect(&path).await.expect("a connection");
+            let mut block = bytes::BytesMut::from(&b"\x83\x86"[..]);
+            for (name, value) in [
+                (":path", "/grpc.health.v1.Health/Check"),
+                (":authority", authority),
+                ("content-type", "application/grpc"),
+            ] {
+                tollgate_http::h2::encode_field(name.as_bytes(), value.as_bytes(), &mut block);
+            }
+            let length = u8::try_from(block.len()).expect("short");
+            let head = [&[0, 0, length, 1, 4, 0, 0, 0, 1][..], &block].concat();
+            let call = [&head[..], b"\0\0\x05\0\x01\0\0\0\x01\0\0\0\0\0"].concat();
+            let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+            client.write_all(&[&hello[..], &call].concat()).await.expect("sent");
+            loop {
+                let mut header = [0; 9];
+                client.read_exact(&mut header).await.expect("a frame");
+                let mut payload = vec![0; usize::from(header[1]) << 8 | usize::from(header[2])];
+                client.read_exact(&mut payload).await.expect("a frame");
+                assert_ne!(header[3], 3, "it is reset: {authority}");
+                if header[3] == 0 {
+                    assert_eq!(payload, b"\0\0\0\0\x02\x08\x01", "it serves");
+                    break;
+                }
+            }
+        }
+        let _ = std::fs::remove_file(path);
     }
 
     const GOAWAY: u8 = 7;

@@ -1,6 +1,7 @@
 //! Connections in memory, with the client of another library.
 
 use super::*;
+use crate::grpc::message;
 use ::h2::client::{ResponseFuture, SendRequest};
 use bytes::Bytes;
 use std::collections::HashMap;
@@ -11,6 +12,9 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tollgate_http::h2::Head;
 use tonic::codegen::http::{HeaderMap, Method, Request, StatusCode};
+
+/// What is counted for a head.
+const KEPT: usize = 100;
 
 /// A method that returns its message: at once, or after `wait NAME` when the test says so.
 #[derive(Default)]
@@ -35,6 +39,10 @@ impl Unary for Echo {
     type Response = String;
 
     fn open(&self, _: &Head) {}
+
+    fn kept(&(): &()) -> usize {
+        KEPT
+    }
 
     fn decode(&self, (): (), message: &[u8]) -> Result<String, Status> {
         prost::Message::decode(message).map_err(|_| Status::invalid_argument("malformed"))
@@ -92,6 +100,16 @@ const SETTINGS: Settings =
 async fn connect(settings: Settings) -> (Server, SendRequest<Bytes>) {
     let (server, io) = serve_one(settings);
     let (client, connection) = ::h2::client::handshake(io).await.expect("HTTP/2");
+    tokio::spawn(connection);
+    (server, client)
+}
+
+/// Like [`connect`], with a client that does not limit what it is sent on the connection, but on each stream.
+async fn connect_with_window(settings: Settings, stream: u32) -> (Server, SendRequest<Bytes>) {
+    let (server, io) = serve_one(settings);
+    let mut builder = ::h2::client::Builder::new();
+    builder.initial_connection_window_size(1 << 30).initial_window_size(stream);
+    let (client, connection) = builder.handshake(io).await.expect("HTTP/2");
     tokio::spawn(connection);
     (server, client)
 }
@@ -272,7 +290,7 @@ async fn incomplete_messages_are_bounded_and_none_is_rejected() {
     const STREAMS: usize = 60;
     let text = "z".repeat(400_000);
     let whole = framed(&text);
-    let (_server, client) = connect(SETTINGS).await;
+    let (_server, client) = connect_with_window(SETTINGS, 1 << 20).await;
     let mut calls = Vec::new();
     for _ in 0..STREAMS {
         let mut ready = client.clone().ready().await.expect("open");
@@ -304,7 +322,7 @@ async fn incomplete_messages_are_bounded_and_none_is_rejected() {
             Err(_) => break,
         }
     }
-    assert!((MAX_PARTIAL..MAX_PARTIAL + (STREAMS + 10) * 65_535).contains(&sent), "{sent}");
+    assert!((incomplete::ROOM..incomplete::ROOM + (STREAMS + 10) * 65_535).contains(&sent), "{sent}");
     for (_, body, at) in &mut calls {
         body.send_data(whole.slice(*at..), true).expect("sent");
     }
@@ -377,6 +395,47 @@ async fn draining_finishes_the_calls_in_progress() {
     assert_eq!(end(running).await, ("wait 1".into(), "0".into()));
     drained.await.expect("the connection ends");
     server.connection.await.expect("no panic");
+}
+
+/// What clients neither complete nor read must not keep a server from its end; what the store decides is waited for.
+#[tokio::test(start_paused = true)]
+async fn draining_ends_what_clients_do_not_complete_or_read() {
+    let (server, client) = connect_with_window(SETTINGS, 60_000).await;
+    let running = begin(&client, "wait 1", &[]).await;
+    let unread = begin(&client, &"x".repeat(200_000), &[]).await.await.expect("a head");
+    let mut open = Vec::new();
+    for (path, part) in [
+        (Echo::PATH, &b"\0\0\0"[..]),
+        ("/grpc.health.v1.Health/Check", b""),
+        // A message, and no end.
+        ("/grpc.health.v1.Health/Check", b"\0\0\0\0\0"),
+    ] {
+        let mut ready = client.clone().ready().await.expect("open");
+        let (response, mut body) = ready.send_request(request(path, &[]), false).expect("sent");
+        body.send_data(Bytes::from_static(part), false).expect("sent");
+        open.push((response, body));
+    }
+    let watch = begin_other(&client, "/grpc.health.v1.Health/Watch").await.await.expect("a response");
+    while server.echo.begun.load(Ordering::SeqCst) < 2 {
+        tokio::task::yield_now().await;
+    }
+    let began = Instant::now();
+    let drain = Arc::clone(&server.drain);
+    let drained = tokio::spawn(async move { drain.run().await });
+    for (response, _body) in open {
+        let ended = tokio::time::timeout(Duration::from_secs(3), end(response)).await.expect("it is ended");
+        assert_eq!(ended.1, "14");
+    }
+    tokio::time::sleep_until(began + Duration::from_secs(3)).await;
+    server.echo.finish("1").await;
+    assert_eq!(end(running).await.1, "0");
+    // A watch is the service's to end.
+    drop(watch);
+    tokio::time::timeout(Duration::from_secs(1), drained)
+        .await
+        .expect("the connection ends")
+        .expect("no panic");
+    drop(unread);
 }
 
 /// Begins a call of another service with an empty message.

@@ -1,6 +1,9 @@
 //! What a client could fill memory with, or keep others from being served by.
 
 use super::*;
+use crate::grpc::exchange;
+use timers::KEEP_ALIVE;
+use tollgate_http::server::connections::{ConnectionSlots, MIN_IDLE, WhenFull};
 
 type Settled<'s, S, F> = GrpcConnection<'s, tokio::io::Empty, Echo, S, F>;
 
@@ -40,29 +43,6 @@ fn head(stream: u32, flags: u8, path: &str, more: &[(&str, &str)]) -> Vec<u8> {
     frame(HEADERS, 4 | flags, stream, &block)
 }
 
-/// The beginning of a message that is longer than any part of it that is sent.
-fn part_of_a_message() -> Vec<u8> {
-    [&[0, 0, 0x0f, 0, 0][..], &[0; 16_000]].concat()
-}
-
-/// Fills the room for incomplete messages. Returns the next stream.
-fn fill<S, F>(connection: &mut Settled<'_, S, F>) -> u32
-where
-    S: Fn(String) -> F,
-    F: Future<Output = Result<String, Status>>,
-{
-    let mut stream = 1;
-    while connection.partial <= MAX_PARTIAL {
-        assert!(connection.on_bytes(&head(stream, 0, Echo::PATH, &[])));
-        for _ in 0..4 {
-            assert!(connection.on_bytes(&frame(0, 0, stream, &part_of_a_message())));
-        }
-        connection.http2.unsent().clear();
-        stream += 2;
-    }
-    stream
-}
-
 const MANY: Settings = Settings { streams: 1024, ..SETTINGS };
 
 /// What follows a whole message is collected by nobody.
@@ -78,29 +58,10 @@ async fn a_body_that_goes_on_after_its_message_is_refused() {
         assert!(connection.on_bytes(&frame(0, 0, stream, &[0; 16_000])));
         assert!(connection.http2.data(stream).is_none(), "{stream}");
     }
-    assert_eq!(connection.partial, 0);
-}
-
-#[tokio::test]
-async fn streams_that_wait_for_room_are_remembered_once() {
-    let (echo, drain, activity) = (Echo::default(), Drain::default(), Activity::default());
-    let start = |request| echo.call(request);
-    let mut connection = connection(&echo, start, &MANY, &drain, &activity);
-    let stream = fill(&mut connection);
-    assert!(connection.on_bytes(&head(stream, 0, Echo::PATH, &[])));
-    for _ in 0..20_000 {
-        assert!(connection.on_bytes(&frame(0, 0, stream, &[])));
-    }
-    assert!(connection.held.len() < 5_000, "empty parts: {}", connection.held.len());
-    for stream in (stream + 2..stream + 20_000).step_by(2) {
-        let frames = [
-            head(stream, 0, Echo::PATH, &[]),
-            frame(0, 0, stream, &[0]),
-            frame(RST_STREAM, 0, stream, &[0; 4]),
-        ];
-        assert!(connection.on_bytes(&frames.concat()));
-    }
-    assert!(connection.held.len() < 5_000, "reset streams: {}", connection.held.len());
+    assert!(connection.on_bytes(&head(5, 0, Echo::PATH, &[])));
+    assert_eq!(connection.incomplete.bytes(), KEPT, "its head");
+    assert!(connection.on_bytes(&frame(RST_STREAM, 0, 5, &[0; 4])));
+    assert_eq!(connection.incomplete.bytes(), 0);
 }
 
 /// A connection that only looks busy could not make room for another client.
@@ -148,12 +109,12 @@ async fn a_deadline_passes_while_its_message_arrives() {
     let (stalled, mut body) = ready.send_request(head(), false).expect("sent");
     body.send_data(framed("stalls").slice(..7), false).expect("sent");
     assert_eq!(end(stalled).await.1, "4");
-    // Only its head arrives in time.
+    // Only its head arrives.
+    let began = Instant::now();
     let mut ready = client.clone().ready().await.expect("open");
-    let (late, mut body) = ready.send_request(head(), false).expect("sent");
-    tokio::time::sleep(Duration::from_millis(30)).await;
-    body.send_data(framed("late"), true).expect("sent");
-    assert_eq!(end(late).await.1, "4");
+    let (late, _body) = ready.send_request(head(), false).expect("sent");
+    let ended = tokio::time::timeout(Duration::from_secs(5), end(late)).await.expect("a status");
+    assert_eq!((ended.1.as_str(), began.elapsed().as_millis()), ("4", 20));
     assert_eq!(server.echo.begun.load(Ordering::SeqCst), 0);
 }
 
@@ -193,4 +154,165 @@ async fn what_an_idle_connection_had_needed_is_freed() {
         tokio::time::sleep(3 * KEEP_ALIVE).await;
     }
     server.connection.abort();
+}
+
+/// A client that keeps its place by frames that ask for nothing would keep all others out with a few of them.
+#[tokio::test(start_paused = true)]
+async fn frames_that_are_no_request_keep_no_place() {
+    const PRIORITY: u8 = 2;
+    const PING: u8 = 6;
+    let (echo, drain) = (Echo::default(), Drain::default());
+    let start = |request| echo.call(request);
+    let slots = ConnectionSlots::new(1, WhenFull::Wait);
+    let client = std::net::Ipv4Addr::LOCALHOST.into();
+    let slot = slots.admit(client).expect("room");
+    let activity = slot.activity();
+    let mut connection = connection(&echo, start, &SETTINGS, &drain, &activity);
+    let mut receive = async |bytes: &[u8]| {
+        assert!(connection.on_bytes(bytes));
+        poll_fn(|cx| Poll::Ready(connection.wait(cx, true).is_pending())).await
+    };
+    // Heads without a message, and of what is no request.
+    for bytes in [
+        head(1, 0, Echo::PATH, &[]),
+        head(3, 0, "/grpc.health.v1.Health/Watch", &[]),
+        head(5, END_STREAM, Echo::PATH, &[("te", "gzip")]),
+        frame(0, 0, 1, b"\0\0"),
+        frame(PING, 1, 0, &[0; 8]),
+    ] {
+        receive(&bytes).await;
+        assert!(activity.is_silent());
+    }
+    let call = [head(7, 0, Echo::PATH, &[]), frame(0, END_STREAM, 7, &framed("x"))].concat();
+    receive(&call).await;
+    assert!(!activity.is_silent() && !activity.is_busy());
+    assert!(slots.admit(client).is_none(), "it was just used");
+    for bytes in [frame(PING, 1, 0, &[0; 8]), frame(PRIORITY, 0, 9, &[0; 5])] {
+        tokio::time::advance(MIN_IDLE * 2 / 3).await;
+        receive(&bytes).await;
+    }
+    assert!(slots.admit(client).is_some() && activity.has_ended());
+}
+
+/// The first message of a stream that does not end is a request: Envoy's quota streams never end.
+#[tokio::test]
+async fn a_stream_with_a_message_is_not_silent() {
+    let (echo, drain, activity) = (Echo::default(), Drain::default(), Activity::default());
+    let start = |request| echo.call(request);
+    let mut connection = connection(&echo, start, &SETTINGS, &drain, &activity);
+    for (part, is_silent) in [(&b"\0\0\0"[..], true), (b"\0\0", false)] {
+        if is_silent {
+            assert!(connection.on_bytes(&head(1, 0, "/grpc.health.v1.Health/Watch", &[])));
+        }
+        assert!(connection.on_bytes(&frame(0, 0, 1, part)));
+        poll_fn(|cx| Poll::Ready(connection.wait(cx, true).is_pending())).await;
+        assert_eq!(activity.is_silent(), is_silent);
+    }
+}
+
+/// A proxy that cannot go on with the message that the server waits for would wait for ever, with all its clients.
+#[tokio::test(start_paused = true)]
+async fn a_message_arrives_although_others_stall() {
+    let (_server, client) = connect(SETTINGS).await;
+    let whole = framed(&"z".repeat(1_000_000));
+    let mut open = Vec::new();
+    for _ in 0..20 {
+        let mut ready = client.clone().ready().await.expect("open");
+        let (response, mut body) = ready.send_request(request(Echo::PATH, &[]), false).expect("sent");
+        body.send_data(whole.slice(..900_000), false).expect("sent");
+        open.push((response, body));
+    }
+    // All that the server lets them send has arrived.
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let other = tokio::time::timeout(Duration::from_secs(1), call(&client, &"x".repeat(300_000))).await;
+    assert_eq!(other.expect("a response").1, "0");
+}
+
+/// Half requests must not keep streams for ever. Streams that have sent a message, and calls that wait for the store, go on.
+#[tokio::test(start_paused = true)]
+async fn a_message_that_does_not_arrive_ends_its_call() {
+    let (server, client) = connect(SETTINGS).await;
+    let began = Instant::now();
+    let running = begin(&client, "wait 1", &[]).await;
+    let watch = begin_other(&client, "/grpc.health.v1.Health/Watch").await.await.expect("a response");
+    let mut open = Vec::new();
+    for (path, part) in
+        [(Echo::PATH, &b""[..]), (Echo::PATH, b"\0\0\0\0\x05ab"), ("/grpc.health.v1.Health/Check", b"\0")]
+    {
+        let mut ready = client.clone().ready().await.expect("open");
+        let (response, mut body) = ready.send_request(request(path, &[]), false).expect("sent");
+        body.send_data(Bytes::from_static(part), false).expect("sent");
+        open.push((response, body));
+    }
+    for (response, _body) in open {
+        let ended = tokio::time::timeout(Duration::from_secs(60), end(response)).await.expect("it is ended");
+        assert_eq!(ended.1, "4");
+        assert!((20..=30).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    }
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    server.echo.finish("1").await;
+    assert_eq!(end(running).await.1, "0");
+    let mut watched = watch.into_body();
+    watched.data().await.expect("a message").expect("data");
+    assert!(tokio::time::timeout(Duration::from_secs(1), watched.data()).await.is_err(), "it is open");
+}
+
+/// A window for much at a time must not have all of it copied at once, and what is left must be sent without another one.
+#[tokio::test]
+async fn responses_that_have_waited_are_all_sent() {
+    const CALLS: u32 = 20;
+    let (echo, drain, activity) = (Echo::default(), Drain::default(), Activity::default());
+    let start = |request| echo.call(request);
+    let mut connection = connection(&echo, start, &SETTINGS, &drain, &activity);
+    let window = |bytes: u32| frame(4, 0, 0, &[&[0, 4][..], &bytes.to_be_bytes()].concat());
+    assert!(connection.on_bytes(&window(0)));
+    let message = framed(&"z".repeat(16_000));
+    for at in 0..CALLS {
+        let call = [head(1 + 2 * at, 0, Echo::PATH, &[]), frame(0, END_STREAM, 1 + 2 * at, &message)];
+        assert!(connection.on_bytes(&call.concat()));
+    }
+    assert_eq!(connection.http2.open(), CALLS as usize);
+    let all = [window(1 << 20), frame(8, 0, 0, &(1_u32 << 30).to_be_bytes())].concat();
+    assert!(connection.on_bytes(&all));
+    assert!(poll_fn(|cx| Poll::Ready(connection.poll_send(cx).is_ok_and(|sent| sent.is_ready()))).await);
+    assert_eq!(connection.http2.open(), 0);
+}
+
+/// A stream that is always open must not keep the memory of the largest response.
+#[tokio::test]
+async fn the_buffer_of_a_large_response_is_freed() {
+    let (echo, drain, activity) = (Echo::default(), Drain::default(), Activity::default());
+    let start = |request| echo.call(request);
+    let mut connection = connection(&echo, start, &SETTINGS, &drain, &activity);
+    connection.http2.unsent().extend_from_slice(&[0; 4 * MAX_UNSENT]);
+    assert!(poll_fn(|cx| Poll::Ready(connection.poll_send(cx).is_ok_and(|sent| sent.is_ready()))).await);
+    let out = connection.http2.unsent();
+    out.reserve(MAX_UNSENT);
+    assert!(out.capacity() < 2 * MAX_UNSENT, "{}", out.capacity());
+}
+
+/// References of a byte to fields must not become maps of a hundred bytes each, nor fail for an authority that is none.
+#[tokio::test]
+async fn a_request_keeps_the_fields_that_services_read() {
+    let mut http2 = Connection::<()>::new(h2::Settings::default());
+    let mut block = BytesMut::from(&b"\x83\x86"[..]);
+    for (name, value) in [
+        (":path", "/a"),
+        (":authority", "work%2Fa.sock"),
+        ("content-type", "application/grpc"),
+        ("grpc-encoding", "gzip"),
+        ("x", "y"),
+    ] {
+        h2::encode_field(name.as_bytes(), value.as_bytes(), &mut block);
+    }
+    block.extend_from_slice(&[&b"\x40\x01z\0"[..], &[0xbe; 400]].concat());
+    let bytes = [&h2::PREFACE[..], &frame(4, 0, 0, b""), &frame(HEADERS, 4, 1, &block)].concat();
+    let mut read = 0;
+    while http2.open() == 0 {
+        read += http2.receive(&bytes[read..], || ()).expect("valid").consumed;
+    }
+    let request = exchange::request(http2.head(), Inbox::new().body()).expect("a request");
+    assert_eq!((request.uri().path(), request.uri().authority()), ("/a", None));
+    assert_eq!((request.headers().len(), request.headers()["grpc-encoding"].as_bytes()), (2, &b"gzip"[..]));
+    assert!(request.headers().capacity() < 20);
 }
