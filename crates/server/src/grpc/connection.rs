@@ -111,7 +111,7 @@ struct GrpcConnection<'s, I, U: Unary, S, F> {
     resets_since: Instant,
     /// Calls that were given up at their deadline, which are like resets for the store.
     overdue: u64,
-    /// Something was read since the last time that the client was asked whether it is there.
+    /// Something was read since the last ping was due.
     has_read: bool,
     timers: Timers,
 }
@@ -214,7 +214,7 @@ where
             match self.poll_read(cx) {
                 Poll::Pending => return self.wait(cx, is_sent),
                 Poll::Ready(Err(Lost)) => return Poll::Ready(Err(Lost)),
-                // The client broke the protocol, which it is told.
+                // The client broke the protocol; the output says so.
                 Poll::Ready(Ok(false)) => return Poll::Ready(Ok(())),
                 Poll::Ready(Ok(true)) => {}
             }

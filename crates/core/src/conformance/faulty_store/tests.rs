@@ -21,7 +21,7 @@ fn a_faulty_store_without_a_fault_conforms() {
     waiting.expect("it conforms");
 }
 
-/// Without it a test takes units that nobody keeps for units that a late answer has lost, or permits.
+/// Without it a test takes units, or permits, that no client has for those that a late answer has lost.
 #[test]
 fn a_late_charge_that_nobody_keeps_is_undone() {
     let store = FaultyStore::new(ReferenceStore::new(ManualClock::default()));

@@ -63,7 +63,7 @@ fn the_last_stream_of_a_shutdown_stays_the_last() {
     assert_eq!((last.kind, &last.payload[..4]), (frame::GOAWAY, &[0, 0, 0, 1][..]));
 }
 
-/// A stream that breaks two rules at a time comes back once, or its call would go on for nobody.
+/// A stream that breaks two rules at a time comes back once, or its call would go on without a client.
 #[test]
 fn the_data_of_a_stream_comes_back_whatever_else_is_wrong() {
     let mut peer = peer();

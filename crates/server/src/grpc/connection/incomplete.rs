@@ -221,7 +221,7 @@ mod tests {
         assert_eq!((incomplete.bytes, incomplete.room), (0, ROOM), "and then as before");
     }
 
-    /// What is collected has a bound, and those who go on sending are not those who pay for it.
+    /// What is collected has a bound, and streams that go on sending are not the ones that are given up.
     #[test]
     fn beyond_the_maximum_the_stream_that_is_silent_for_longest_is_given_up() {
         let mut incomplete = Incomplete::new();

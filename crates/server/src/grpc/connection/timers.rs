@@ -13,7 +13,7 @@ use tollgate_http::h2::Reason;
 use tollgate_http::server::LazyTimeout;
 use tonic::Status;
 
-/// A client that has been quiet for this long is asked whether it is there, and has as long to answer.
+/// A client that has been quiet for this long is sent a ping, and has as long to answer.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// How long a client may take to answer the announcement of a shutdown.
 const SHUTDOWN_ANSWER: Duration = Duration::from_secs(1);
