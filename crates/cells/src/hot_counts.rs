@@ -4,9 +4,9 @@
 //! A name is a seeded hash of 64 bits. Some of them choose a set, which is a cache line of eight slots; the others are the
 //! slot's tag, beside a count of 16 bits. A counter that finds no room in its set is in another one of the same group.
 //!
-//! All eight tags of a set are compared, without a branch: which slot it is cannot be predicted, and a branch that is predicted
-//! wrong waits for the line, which has often just been requested. Rejected: to try a slot that the name chooses first, which with
-//! many counters is another's every third time.
+//! Three more bits choose the slot that is tried first: comparing the eight tags of a set takes longer than all else that is done
+//! here. Rejected: to compare all eight at once and without a branch, which gains 4 ns of 38 with 50,000 counters, where that slot is
+//! another's every third time, and loses 4 of 14 with 1,000.
 //!
 //! **Counts only grow.** The thread adds by a load and a store; the tick, on another thread, reads them and remembers how
 //! much it has reported. If it reset them, the thread would need a locked instruction for each addition. So what is
@@ -61,7 +61,7 @@ impl Set {
 
     /// Adds units to a counter of this set. Returns false if it is in none of the slots, or its count has no room for them. Only the
     /// table's thread adds.
-    #[inline(always)]
+    #[inline(never)]
     fn add(&self, name: u64, units: u64) -> bool {
         let (slot, count) = self.find(tag(name));
         let has_room = units <= COUNT && count <= COUNT - units;
@@ -149,8 +149,22 @@ impl Home<'_> {
     /// Adds units to a counter of this set. Returns false if it is not there, or its count has no room for them.
     #[inline(always)]
     pub(crate) fn add(self, name: u64, units: u64) -> bool {
+        let slot = &self.0.0[preferred(name)];
+        let seen = slot.load(Ordering::Relaxed);
+        // More than a count if the tags differ.
+        let count = seen ^ tag(name);
+        if count <= COUNT && units <= COUNT - count {
+            slot.store(seen + units, Ordering::Relaxed);
+            return true;
+        }
         self.0.add(name, units)
     }
+}
+
+/// Returns the slot in which a counter is unless it was taken.
+#[inline]
+const fn preferred(name: u64) -> usize {
+    (name >> SET_BITS) as usize % SLOTS
 }
 
 impl HotCounts {
@@ -193,7 +207,7 @@ impl HotCounts {
     /// by the table's thread alone, as [`Self::insert`] is.
     pub(crate) fn add(&self, name: u64, units: u64) -> bool {
         let home = self.place(name);
-        (0..GROUP).any(|other| self.sets[home ^ other].add(name, units))
+        self.home(name).add(name, units) || (1..GROUP).any(|other| self.sets[home ^ other].add(name, units))
     }
 
     /// Adds units to a counter whose count is full or that is new here, if there is room for it; `room` is the number of
@@ -223,14 +237,15 @@ impl HotCounts {
         }
         let has_room =
             || room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1)).is_ok();
+        let slots = || (0..SLOTS).map(|at| at ^ preferred(name));
         let mut taken = None;
         for (at, (set, _)) in owners.iter().enumerate() {
-            taken = taken.or_else(|| (0..SLOTS).find(|slot| set.is_free(*slot)).map(|slot| (at, slot)));
+            taken = taken.or_else(|| slots().find(|slot| set.is_free(*slot)).map(|slot| (at, slot)));
         }
         taken = taken.filter(|_| has_room());
         for (at, (set, owners)) in owners.iter().enumerate() {
             let can_leave = |slot: &usize| owners.can_leave(*slot, set.count(*slot));
-            taken = taken.or_else(|| (0..SLOTS).find(can_leave).map(|slot| (at, slot)));
+            taken = taken.or_else(|| slots().find(can_leave).map(|slot| (at, slot)));
         }
         let Some((at, slot)) = taken else { return false };
         let place = home ^ at;
