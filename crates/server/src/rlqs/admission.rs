@@ -1,7 +1,7 @@
 //! Which streams the service serves if more are opened than it may have.
 //!
 //! While there is room, any. Beyond that a new stream displaces one of the connection that has the most, the one that has been
-//! silent for longest, as long as its own connection has fewer after that: so whoever opens streams without end, over however few
+//! silent for longest, as long as its own connection has fewer after that: so a client that opens streams without end, over however few
 //! connections, leaves a place to everyone else, and a proxy that bundles the streams of many Envoys keeps all of them while
 //! there is room. If no connection has more, it displaces any stream that has been silent for [`IDLE`].
 //!

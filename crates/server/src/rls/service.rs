@@ -219,7 +219,7 @@ pub async fn serve<S: CounterStore + 'static>(
             let Some(tls) = tls else {
                 return grpc::serve(stream, &*service, others, &settings, &drain, &activity).await;
             };
-            // A client that does not finish the handshake is silent, and ends as such; nobody ends those while the server drains.
+            // A client that does not finish the handshake is silent, and ends as such; while the server drains, silent ones are not ended.
             let begun = drain.begun();
             let late = async {
                 if !drain.has_begun() {

@@ -45,7 +45,7 @@ fn head(stream: u32, flags: u8, path: &str, more: &[(&str, &str)]) -> Vec<u8> {
 
 const MANY: Settings = Settings { streams: 1024, ..SETTINGS };
 
-/// What follows a whole message is collected by nobody.
+/// What follows a whole message is not collected.
 #[tokio::test]
 async fn a_body_that_goes_on_after_its_message_is_refused() {
     let (echo, drain, activity) = (Echo::default(), Drain::default(), Activity::default());
