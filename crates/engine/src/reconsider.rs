@@ -28,6 +28,9 @@ const MAX_AGE: TimeDelta = TimeDelta::from_millis(900);
 /// The same where what was read does not say when a shard has room again: units leave a log or a sliding window at any time.
 const SHORT_AGE: TimeDelta = TimeDelta::from_millis(10);
 
+/// By how many microseconds the time until a shard has room may be rounded up.
+const ROUNDING: u64 = 2;
+
 const SLOTS: usize = 1024;
 
 /// Cache of split counters that had no room in any shard. The hash is seeded, so that clients cannot cause collisions.
@@ -47,6 +50,8 @@ struct FullCounter {
     expires_at: Timestamp,
     /// Units remaining in all shards together.
     remaining: u64,
+    /// When the first shard has room, if that is known.
+    room_at: Option<Timestamp>,
 }
 
 impl FullCounters {
@@ -58,18 +63,18 @@ impl FullCounters {
         (counter, &slots[counter as usize % SLOTS])
     }
 
-    /// Returns the remaining units of a counter that is cached as full for `units`.
-    fn get(&self, key: &CounterKey<'_>, units: u64, now: Timestamp) -> Option<u64> {
+    /// Returns the entry of a counter that is cached as full for `units`.
+    fn get(&self, key: &CounterKey<'_>, units: u64, now: Timestamp) -> Option<FullCounter> {
         let (counter, slot) = self.slot(key);
         let known = *slot.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = known.counter == counter && known.generation == self.generation();
-        (is_same && units >= known.units && now < known.expires_at).then_some(known.remaining)
+        (is_same && units >= known.units && now < known.expires_at).then_some(known)
     }
 
-    fn insert(&self, key: &CounterKey<'_>, units: u64, until: Timestamp, remaining: u64) {
+    fn insert(&self, key: &CounterKey<'_>, full: FullCounter) {
         let (counter, slot) = self.slot(key);
         *slot.lock().unwrap_or_else(PoisonError::into_inner) =
-            FullCounter { counter, generation: self.generation(), units, expires_at: until, remaining };
+            FullCounter { counter, generation: self.generation(), ..full };
     }
 
     fn generation(&self) -> u64 {
@@ -86,8 +91,13 @@ impl FullCounters {
 enum Room {
     /// This shard has room. `remaining` is the sum over all shards before the charge.
     In { shard: u16, remaining: u64 },
-    /// No shard has room. Contains the units remaining in all shards, if they were read.
-    Nowhere(Option<u64>),
+    /// No shard has room. Contains the units remaining in all shards, if they were read, and when the first one has room, if
+    /// that is known.
+    Nowhere { remaining: Option<u64>, room_at: Option<Timestamp> },
+}
+
+impl Room {
+    const UNKNOWN: Self = Self::Nowhere { remaining: None, room_at: None };
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -147,8 +157,9 @@ impl<S: CounterStore> Limiter<S> {
                         plan.limits[*at].remaining =
                             Some(remaining.saturating_sub(plan.limits[*at].cost.units()));
                     }
-                    Room::Nowhere(remaining) => {
+                    Room::Nowhere { remaining, room_at } => {
                         plan.limits[*at].remaining = remaining;
+                        wait_until(&mut outcomes.per_charge[*at], room_at, self.clock.now());
                         return is_charged;
                     }
                 }
@@ -179,10 +190,12 @@ impl<S: CounterStore> Limiter<S> {
         let (units, now) = (matched.cost.units(), self.clock.now());
         let largest = matched.limit.shards.iter().flatten().map(Limit::capacity).max();
         if largest.is_none_or(|largest| units > largest) {
-            return Room::Nowhere(None);
+            return Room::UNKNOWN;
         }
-        if let Some(remaining) = self.full_counters.get(&counter, units, now) {
-            return Room::Nowhere(Some(remaining));
+        if let Some(full) = self.full_counters.get(&counter, units, now) {
+            // Units beyond those that were denied then take longer.
+            let room_at = full.room_at.filter(|_| units == full.units);
+            return Room::Nowhere { remaining: Some(full.remaining), room_at };
         }
         let names: Vec<SmallVec<[KeyPart<'_>; 4]>> =
             matched.shard_names().iter().map(|name| plan.shard_parts(matched, name)).collect();
@@ -193,22 +206,31 @@ impl<S: CounterStore> Limiter<S> {
             let charge = Charge::new(key, matched.limit.for_shard(shard), Cost::PEEK);
             peeks.push((shard, Charge { mode, enforcement: Enforcement::Independent, ..charge }));
         }
-        let Some(rooms) = self.read_rooms(peeks).await else { return Room::Nowhere(None) };
+        let Some(rooms) = self.read_rooms(peeks).await else { return Room::UNKNOWN };
         let remaining = rooms.iter().map(|(_, room)| room.remaining).sum();
         let Some((shard, most)) = rooms.iter().max_by_key(|(_, room)| room.remaining) else {
-            return Room::Nowhere(None);
+            return Room::UNKNOWN;
         };
         if most.remaining >= units {
             return Room::In { shard: *shard, remaining };
         }
+        let mut room_at = None;
         // Not cached for permits, which may be released at any time.
         if matched.limit.limit.algorithm() != Algorithm::Concurrency {
-            let waits =
-                rooms.iter().map(|(shard, room)| full_for(matched.limit.for_shard(*shard), room, units));
-            let wait = waits.min().unwrap_or(SHORT_AGE).min(MAX_AGE);
-            self.full_counters.insert(&counter, units, now + wait, remaining);
+            let waits = rooms.iter().map(|(shard, room)| {
+                let limit = matched.limit.for_shard(*shard);
+                if units > limit.capacity() { Some(TimeDelta::MAX) } else { full_for(limit, room, units) }
+            });
+            // Not known if one is not.
+            let wait = waits.reduce(|one, other| Some(one?.min(other?))).flatten();
+            room_at = wait.map(|wait| now + wait);
+            let less = |wait: TimeDelta| TimeDelta::from_micros(wait.as_micros().saturating_sub(ROUNDING));
+            let age = wait.map_or(SHORT_AGE, less);
+            let expires_at = now + age.min(MAX_AGE);
+            let full = FullCounter { units, expires_at, remaining, room_at, ..FullCounter::default() };
+            self.full_counters.insert(&counter, full);
         }
-        Room::Nowhere(Some(remaining))
+        Room::Nowhere { remaining: Some(remaining), room_at }
     }
 
     /// Returns what a peek at each shard finds. Shards that the store cannot read are left out.
@@ -235,22 +257,27 @@ impl<S: CounterStore> Limiter<S> {
     }
 }
 
-/// Returns for how long a shard that was just read has no room for so many units. Another shard's wait says nothing about it.
-fn full_for(limit: &Limit, room: &Outcome, units: u64) -> TimeDelta {
-    if units > limit.capacity() {
-        return MAX_AGE;
+/// Lets a denial by one shard say when the first of all has room: that is not later.
+fn wait_until(outcome: &mut Outcome, room_at: Option<Timestamp>, now: Timestamp) {
+    if let (Verdict::Denied { retry_after: Some(wait) }, Some(room_at)) = (&mut outcome.verdict, room_at) {
+        *wait = room_at.since(now).min(*wait);
     }
+}
+
+/// Returns for how long a shard that was just read has no room for so many units; `None` if that is not known. Another shard's
+/// wait says nothing about it.
+fn full_for(limit: &Limit, room: &Outcome, units: u64) -> Option<TimeDelta> {
     match limit.algorithm() {
-        Algorithm::FixedWindow => room.reset_after,
+        Algorithm::FixedWindow => Some(room.reset_after),
         Algorithm::Gcra | Algorithm::TokenBucket | Algorithm::LeakyBucket
             if limit.refill_interval().is_none() =>
         {
             // It is full again after `reset_after`, which is rounded up, and all but these units fit in the time before.
             let rate = limit.rate();
             let others = u128::from(limit.capacity() - units) * u128::from(rate.period.length().as_micros());
-            let before = u64::try_from(others.div_ceil(u128::from(rate.count.max(1)))).unwrap_or(u64::MAX);
-            TimeDelta::from_micros(room.reset_after.as_micros().saturating_sub(before.saturating_add(1)))
+            let before = u64::try_from(others / u128::from(rate.count.max(1))).unwrap_or(u64::MAX);
+            Some(TimeDelta::from_micros(room.reset_after.as_micros().saturating_sub(before)))
         }
-        _ => SHORT_AGE,
+        _ => None,
     }
 }

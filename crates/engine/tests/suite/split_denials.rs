@@ -1,5 +1,5 @@
 //! A split limit denies only what no shard has room for, although the limiter remembers for a while that a counter was full: the
-//! shards have room again at different times.
+//! shards have room again at different times. A denial says when the first of them has.
 
 use crate::rig::rules;
 use proptest::prelude::*;
@@ -34,9 +34,19 @@ proptest! {
             clock.advance(TimeDelta::from_millis(pause));
             let attributes = [("user", "u")];
             let check = Check::attributes("d", &attributes).with_cost(Cost::new(units));
-            if !pollster::block_on(of_long_ago.check(&check)).is_allowed() {
-                // One that remembers nothing reads all shards.
-                prop_assert!(!pollster::block_on(limiter().check(&check)).is_allowed(), "{limit}: {units}");
+            let decision = pollster::block_on(of_long_ago.check(&check));
+            if decision.is_allowed() {
+                continue;
+            }
+            // One that remembers nothing reads all shards.
+            let fresh = || pollster::block_on(limiter().check(&check));
+            prop_assert!(!fresh().is_allowed(), "{limit}: {units}");
+            if let Some(wait) = decision.retry_after() && units == 1 {
+                let early = TimeDelta::from_micros(wait.as_micros().saturating_sub(1_000));
+                clock.advance(early);
+                prop_assert!(early == TimeDelta::ZERO || !fresh().is_allowed(), "{limit}: room before {wait}");
+                clock.advance(TimeDelta::from_micros(wait.as_micros() - early.as_micros()));
+                prop_assert!(fresh().is_allowed(), "{limit}: no room after {wait}");
             }
         }
     }
