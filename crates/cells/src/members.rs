@@ -100,8 +100,8 @@ struct Peer {
     seen: AtomicU64,
     /// When it last refused this process because it reaches another one under this cell's name; 0 for never.
     displaced: AtomicU64,
-    /// For how long it had no majority when it last answered, in milliseconds.
-    without_majority: AtomicU64,
+    /// For how long it could decide nothing that a hash gives it when it last answered, in milliseconds.
+    unable_for: AtomicU64,
     /// The cells that have answered it, as it last said.
     view: Mutex<Vec<String>>,
 }
@@ -134,12 +134,16 @@ pub struct Members {
     are_peers_known: AtomicBool,
     started_at: Timestamp,
     incarnation: u64,
-    /// Since when a majority answers, in microseconds; 0 if it does not.
-    majority_since: AtomicU64,
+    /// Since when a majority answers and its store is not away, in microseconds; 0 if that is not so.
+    able_since: AtomicU64,
     /// Whether that has been so for long enough to decide as an owner that a hash selects.
     has_joined: AtomicBool,
-    /// When a majority answered last.
-    majority_at: AtomicU64,
+    /// When this cell could last decide what a hash gives it: a majority answered, and its store took charges.
+    able_at: AtomicU64,
+    /// Whether its store takes no charges.
+    is_store_down: AtomicBool,
+    /// Whether the others decide what a hash would give this cell, because its store was down for too long.
+    is_left_out: AtomicBool,
     /// The last refresh.
     refreshed_at: AtomicU64,
     /// The longest silence time of all cells, in microseconds.
@@ -171,9 +175,11 @@ impl Members {
             are_peers_known: AtomicBool::new(!config.learns_peers),
             started_at: now,
             incarnation,
-            majority_since: AtomicU64::new(0),
+            able_since: AtomicU64::new(0),
             has_joined: AtomicBool::new(false),
-            majority_at: AtomicU64::new(now.as_micros()),
+            able_at: AtomicU64::new(now.as_micros()),
+            is_store_down: AtomicBool::new(false),
+            is_left_out: AtomicBool::new(false),
             refreshed_at: AtomicU64::new(0),
             unreached: Mutex::default(),
             longest_silence: AtomicU64::new(config.silence.as_micros()),
@@ -222,7 +228,7 @@ impl Members {
                 peer.requested.store(0, Ordering::Relaxed);
                 peer.seen.store(0, Ordering::Relaxed);
                 peer.displaced.store(0, Ordering::Relaxed);
-                peer.without_majority.store(0, Ordering::Relaxed);
+                peer.unable_for.store(0, Ordering::Relaxed);
                 peer.view.lock().unwrap_or_else(PoisonError::into_inner).clear();
             }
         }
@@ -329,15 +335,18 @@ impl Members {
     /// Records that a peer answered a request that was sent at `sent`, and which cells it has heard of.
     pub fn on_answer(&self, peer: usize, sent: Timestamp, seen: &[Sighting], now: Timestamp) {
         if let Some(peer) = self.peers.get(peer) {
-            let without = seen.iter().find(|seen| seen.sign == Sign::Majority).map_or(0, |seen| seen.age);
-            peer.without_majority.store(without, Ordering::Relaxed);
-            peer.answered.fetch_max(sent.as_micros(), Ordering::Relaxed);
             peer.seen.fetch_max(now.as_micros(), Ordering::Relaxed);
-            let answered = seen.iter().filter(|seen| seen.sign == Sign::Answered);
-            let view = answered.map(|seen| seen.cell.clone()).collect();
-            *peer.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
+            // What it said before its last answer is out of date: it may decide again by now.
+            if peer.answered.load(Ordering::Relaxed) <= sent.as_micros() {
+                let unable_for = seen.iter().find(|seen| seen.sign == Sign::Able).map_or(0, |seen| seen.age);
+                peer.unable_for.store(unable_for, Ordering::Relaxed);
+                let answered = seen.iter().filter(|seen| seen.sign == Sign::Answered);
+                let view = answered.map(|seen| seen.cell.clone()).collect();
+                *peer.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
+                peer.answered.fetch_max(sent.as_micros(), Ordering::Release);
+            }
         }
-        for Sighting { cell, age, .. } in seen.iter().filter(|seen| seen.sign != Sign::Majority) {
+        for Sighting { cell, age, .. } in seen.iter().filter(|seen| seen.sign != Sign::Able) {
             let at = now.as_micros().saturating_sub(age.saturating_mul(1_000));
             self.on_sign(cell, |peer| &peer.seen, at);
         }
@@ -372,7 +381,8 @@ impl Members {
         }
     }
 
-    /// Returns the cells that have given a sign of life, and how long ago; and when this one had a majority.
+    /// Returns the cells that have given a sign of life, and how long ago; and when this one could decide as an
+    /// owner that a hash selects.
     #[must_use]
     pub fn sightings(&self, now: Timestamp) -> Vec<Sighting> {
         let since = |at: &AtomicU64| now.since(Timestamp::from_micros(at.load(Ordering::Relaxed)));
@@ -387,8 +397,9 @@ impl Members {
             };
             Some(Sighting { cell: hello.cell.clone(), age: age.as_micros() / 1_000, sign })
         };
-        let without = if self.has_majority(now) { 0 } else { since(&self.majority_at).as_micros() / 1_000 };
-        let own = Sighting { cell: self.config.cell.clone(), age: without, sign: Sign::Majority };
+        let is_able = self.has_majority(now) && !self.is_store_down.load(Ordering::Relaxed);
+        let unable_for = if is_able { 0 } else { since(&self.able_at).as_micros() / 1_000 };
+        let own = Sighting { cell: self.config.cell.clone(), age: unable_for, sign: Sign::Able };
         self.roster.load().indexes().filter_map(|at| seen(&self.peers[at])).chain([own]).collect()
     }
 

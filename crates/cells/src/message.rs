@@ -98,8 +98,8 @@ pub enum Sign {
     Answered,
     /// It sent a request. Older releases do not send this, nor the next.
     Requested,
-    /// It had a majority of the cells for the last time: the sender says so of itself.
-    Majority,
+    /// It could decide what a hash gives it for the last time: the sender says so of itself.
+    Able,
 }
 
 /// A message.
@@ -227,7 +227,7 @@ pub fn encode(id: u64, message: &Message) -> Vec<u8> {
             out.sightings(seen, Sign::Answered);
             if seen.iter().any(|seen| seen.sign != Sign::Answered) {
                 out.sightings(seen, Sign::Requested);
-                out.sightings(seen, Sign::Majority);
+                out.sightings(seen, Sign::Able);
             }
         }
         Message::Failed(why) => out.text(&why[..why.floor_char_boundary(MAX_REASON)]),
@@ -317,7 +317,7 @@ fn all_sightings(from: &mut Reader<'_>) -> Option<Vec<Sighting>> {
     let mut seen = from.sightings(Sign::Answered)?;
     if !from.0.is_empty() {
         seen.extend(from.sightings(Sign::Requested)?);
-        seen.extend(from.sightings(Sign::Majority)?);
+        seen.extend(from.sightings(Sign::Able)?);
     }
     Some(seen)
 }

@@ -82,7 +82,7 @@ pub struct RegionStats {
     pub is_displaced: bool,
     /// Whether a majority of the cells answers this one: without it, a cell decides nothing that a hash gives it.
     pub has_majority: bool,
-    /// Whether it has done so for the silence time, after which this cell decides what a hash gives it.
+    /// Whether it has done so for the silence time, and the store of this cell is not down: then it decides what a hash gives it.
     pub has_joined: bool,
     /// Units that were not reported, because too many counters were active.
     pub unreported: u64,

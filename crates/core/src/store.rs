@@ -84,6 +84,11 @@ pub trait CounterStore: Send + Sync {
         None
     }
 
+    /// Returns whether the store is known to take no charges at the moment, so that they fail without being tried.
+    fn is_down(&self) -> bool {
+        false
+    }
+
     /// Returns whether limits that cells share are decided by a part of them, because other cells are silent.
     #[inline]
     fn is_regional_only(&self) -> bool {
@@ -163,6 +168,10 @@ impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {
 
     fn is_regional_only(&self) -> bool {
         (**self).is_regional_only()
+    }
+
+    fn is_down(&self) -> bool {
+        (**self).is_down()
     }
 }
 

@@ -8,9 +8,11 @@
 //! |---|---|
 //! | `scenario` | what a seed determines |
 //! | `links` | time, events, messages in transit |
+//! | `own_store` | the store of a cell, which may be down |
 //! | `run` | one run |
 
 mod links;
+mod own_store;
 mod run;
 mod scenario;
 

@@ -204,4 +204,8 @@ impl<S: CounterStore, C: Clock> CounterStore for DenyCache<S, C> {
     fn last_known(&self, charge: &Charge<'_>) -> Option<LastKnown> {
         self.inner.last_known(charge)
     }
+
+    fn is_down(&self) -> bool {
+        self.inner.is_down()
+    }
 }

@@ -444,6 +444,10 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> CounterStore for Leased
         self.inner.last_known(charge)
     }
 
+    fn is_down(&self) -> bool {
+        self.inner.is_down()
+    }
+
     fn leased_units(&self, charge: &Charge<'_>) -> u64 {
         self.table.available(self.hasher.name(&charge.key), self.clock.now())
     }

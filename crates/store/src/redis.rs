@@ -386,4 +386,9 @@ impl CounterStore for RedisStore {
         let store = self.store_at(self.layout_of(charge.key.scope).0)?;
         store.shared.last_replies.get(&bundle, &name, store.shared.clock.now())
     }
+
+    /// The default store alone: a named one that is down takes only its own counters with it.
+    fn is_down(&self) -> bool {
+        self.topology.is_down()
+    }
 }

@@ -7,8 +7,13 @@
 //! before another begins, and one that returns begins after the others have noticed. The majority is looked up at the
 //! moment of the decision, and a process that stood still begins anew: it cannot know what others did meanwhile. T is the
 //! longest of all cells'. Two majorities have a cell in common, which tells each of them of the other, whichever of
-//! them it can reach itself; what a cell owns that this one has not reached since it started is not decided here. A cell that has had no majority for 2·T says so, and the others leave it out: it answers,
-//! and decides nothing. A static hash over the configured
+//! them it can reach itself; what a cell owns that this one has not reached since it started is not decided here.
+//!
+//! A cell that has had no majority for 2·T, or whose own store has been down for as long, says so, and the others leave it
+//! out: it answers, and decides nothing by hash. When its store takes charges again, it begins T later, as one that joins;
+//! until then it forwards what it owns, as it did while it was left out.
+//!
+//! A static hash over the configured
 //! cells was rejected: one dead node would leave its keys undecided for as long as it is dead. Consensus was rejected:
 //! it would have to be asked for each change, and the leases and `split` need none.
 
@@ -40,7 +45,34 @@ impl Members {
     /// Returns whether this cell decides what a hash gives it: a majority has answered it for the silence time.
     #[must_use]
     pub fn has_joined(&self, now: Timestamp) -> bool {
-        self.has_joined.load(Ordering::Acquire) && !self.has_stood_still(now) && self.has_majority(now)
+        self.has_joined.load(Ordering::Acquire)
+            && !self.has_stood_still(now)
+            && self.has_majority(now)
+            && !self.is_store_away(now)
+    }
+
+    /// Records whether this cell's own store takes charges.
+    pub fn on_store(&self, is_down: bool, now: Timestamp) {
+        if self.is_store_away(now) {
+            self.is_left_out.store(true, Ordering::Relaxed);
+            self.has_joined.store(false, Ordering::Relaxed);
+            self.able_since.store(0, Ordering::Relaxed);
+        }
+        self.is_store_down.store(is_down, Ordering::Release);
+    }
+
+    /// Returns whether this cell's store has been down for so long that others may decide what a hash gives this cell. They count from
+    /// the same moment, and for at least as long.
+    fn is_store_away(&self, now: Timestamp) -> bool {
+        let able_at = Timestamp::from_micros(self.able_at.load(Ordering::Relaxed));
+        self.is_store_down.load(Ordering::Acquire)
+            && now.since(able_at).as_micros() >= 2 * self.config.silence.as_micros()
+    }
+
+    /// Returns whether other cells decide what a hash would give this one, because its store was down for too long.
+    #[must_use]
+    pub fn is_left_out(&self) -> bool {
+        self.is_left_out.load(Ordering::Relaxed)
     }
 
     /// Returns whether the last refresh is so long ago that others may have declared this cell dead since: then a
@@ -71,33 +103,36 @@ impl Members {
         let has_stood_still = self.has_stood_still(now);
         self.refreshed_at.store(now.as_micros(), Ordering::Relaxed);
         let has_majority = self.has_majority(now);
-        let since = self.majority_since.load(Ordering::Relaxed);
+        let since = self.able_since.load(Ordering::Relaxed);
         let is_broken = !has_majority || has_stood_still;
         if is_broken && since != 0 {
             self.moved_at.store(now.as_micros(), Ordering::Relaxed);
         }
-        if is_broken || since == 0 {
+        let is_able = has_majority && !self.is_store_away(now);
+        if is_broken || !is_able || since == 0 {
             self.has_joined.store(false, Ordering::Relaxed);
-            self.majority_since.store(if has_majority { now.as_micros() } else { 0 }, Ordering::Relaxed);
+            self.able_since.store(if is_able { now.as_micros() } else { 0 }, Ordering::Relaxed);
         } else if now.since(Timestamp::from_micros(since)) >= self.owner_silence()
             && !self.has_joined.load(Ordering::Relaxed)
         {
             // Others may have decided what this cell decides from now on.
             self.record_move(now);
+            self.is_left_out.store(false, Ordering::Relaxed);
             self.has_joined.store(true, Ordering::Release);
         }
-        if has_majority {
-            self.majority_at.store(now.as_micros(), Ordering::Relaxed);
+        if has_majority && !self.is_store_down.load(Ordering::Acquire) {
+            self.able_at.store(now.as_micros(), Ordering::Relaxed);
         }
         let dead_after = TimeDelta::from_micros(2 * longest);
-        // Of late it says that it has no majority. Not what it said longer ago: it begins again T after it has one.
+        // Of late it says that it cannot. Not what it said longer ago: it begins again T after it can.
         let decides_nothing = |peer: &Peer| {
             let answered = Timestamp::from_micros(peer.answered.load(Ordering::Relaxed));
             now.since(answered).as_micros() <= self.config.silence.as_micros() / 2
-                && peer.without_majority.load(Ordering::Relaxed) >= dead_after.as_micros() / 1_000
+                && peer.unable_for.load(Ordering::Relaxed) >= dead_after.as_micros() / 1_000
         };
         let mut unreached = self.unreached.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut living = vec![(self.config.cell.clone(), None)];
+        let own = (!self.is_left_out()).then(|| (self.config.cell.clone(), None));
+        let mut living = Vec::from_iter(own);
         for (at, peer) in roster.indexes().map(|at| (at, &self.peers[at])) {
             let seen = Timestamp::from_micros(peer.seen.load(Ordering::Relaxed));
             let is_alive = now.since(seen) <= dead_after && !decides_nothing(peer);
@@ -172,6 +207,9 @@ impl Members {
                 Decider::Nobody("the owner is a cell that this one has not reached since it started")
             }
             Some(Some(peer)) => Decider::Peer(peer),
+            Some(None) if self.is_store_away(now) => {
+                Decider::Nobody("the store of this cell, which owns the counter, takes no charges")
+            }
             Some(None) if !self.has_joined.load(Ordering::Acquire) => {
                 Decider::Nobody("this cell has just joined the others")
             }

@@ -220,7 +220,7 @@ fn a_cell_that_says_it_has_no_majority_is_left_out() {
     let of_first = |now| names.iter().filter(|name| decides(&members, name, now) == Decider::Peer(0)).count();
     assert!(of_first(later(3_000)) > 0);
     let moves = members.moves().0;
-    let without = |age| vec![Sighting { cell: "a".to_owned(), age, sign: Sign::Majority }];
+    let without = |age| vec![Sighting { cell: "a".to_owned(), age, sign: Sign::Able }];
     let both = |age: u64, now: Timestamp| {
         members.on_answer(0, now, &without(age), now);
         members.on_answer(1, now, &[], now);
@@ -264,4 +264,56 @@ fn a_cell_that_is_heard_by_a_third_counts_as_alive() {
     members.on_request("c", later(17));
     let told = members.sightings(later(17));
     assert!(told.iter().any(|seen| seen.cell == "c" && seen.sign == Sign::Requested), "{told:?}");
+}
+
+/// Otherwise no cell decides the keys of one whose Redis is dead, for as long as that lasts.
+#[test]
+fn a_cell_whose_store_is_down_is_left_out_until_the_others_know_of_its_return() {
+    let start = Timestamp::from_secs(1_000);
+    let later = |millis| start + TimeDelta::from_millis(millis);
+    let own = started(["a", "b", "c"], [None; 3], start);
+    let other = started(["b", "a", "c"], [None; 3], start);
+    // Each answers the other, as does the third cell.
+    let run = |is_down: bool, from: u64, until: u64| {
+        for now in (from..until).step_by(200).map(|millis| later(millis + 200)) {
+            own.on_store(is_down, now);
+            let (seen, none) = (own.sightings(now), Vec::new());
+            let without = [(&own, 0), (&own, 1), (&other, 1)];
+            without.iter().for_each(|(one, peer)| one.on_answer(*peer, now, &none, now));
+            other.on_answer(0, now, &seen, now);
+            own.refresh(now);
+            other.refresh(now);
+        }
+    };
+    run(false, 0, 3_000);
+    let names: Vec<String> = (0..60).map(|at| format!("k{at}")).collect();
+    let of_own = |members: &Members, decider: Decider, now: Timestamp| {
+        names.iter().filter(|name| decides(members, name, now) == decider).count()
+    };
+    let before = of_own(&own, Decider::Own, later(3_000));
+    assert!(before > 0 && of_own(&other, Decider::Peer(0), later(3_000)) == before);
+
+    run(true, 3_000, 6_600);
+    assert_eq!(of_own(&own, Decider::Own, later(6_600)), before, "for less than 2 T");
+    assert_eq!(of_own(&other, Decider::Peer(0), later(6_600)), before);
+    run(false, 6_600, 7_000);
+    assert!(own.has_joined(later(7_000)), "nobody has decided in its place");
+    run(true, 7_000, 11_400);
+    assert_eq!(of_own(&own, Decider::Own, later(11_400)), 0);
+    assert!(own.is_left_out() && !own.has_joined(later(11_400)));
+    let moved = of_own(&other, Decider::Own, later(11_400));
+    assert!(moved > 0 && of_own(&other, Decider::Peer(0), later(11_400)) == 0);
+    assert!(of_own(&own, Decider::Peer(0), later(11_400)) >= moved, "it forwards them");
+
+    // It returns: the other stops first, and it begins later.
+    run(false, 11_400, 11_800);
+    assert_eq!(of_own(&own, Decider::Own, later(11_800)), 0);
+    assert_eq!(of_own(&other, Decider::Peer(0), later(11_800)), before);
+    run(false, 11_800, 14_000);
+    assert_eq!(of_own(&own, Decider::Own, later(14_000)), before);
+    let scope = Scope::new(format!("{}x", region_prefix(RegionMode::Owner, CounterOwner::Hash)));
+    let key = own_key(&own, later(14_000));
+    let parts = [KeyPart::Text(&key)];
+    let since = own.known_since(&CounterKey { scope: &scope, parts: &parts });
+    assert!(since > Some(later(13_000)), "what others counted meanwhile is unknown: {since:?}");
 }

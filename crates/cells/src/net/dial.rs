@@ -91,7 +91,7 @@ async fn exchange_in_ticks<S: CounterStore, C: Clock + Clone>(
 ) {
     let mut interval = tokio::time::interval(duration(store.members().config().tick));
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let (mut was_displaced, mut was_whole) = (false, None);
+    let (mut was_displaced, mut was_left_out, mut was_whole) = (false, false, None);
     loop {
         interval.tick().await;
         store.tick();
@@ -100,6 +100,15 @@ async fn exchange_in_ticks<S: CounterStore, C: Clock + Clone>(
             tracing::info!("no other process has this cell's name any more: this process is the cell");
         }
         was_displaced = is_displaced;
+        let is_left_out = store.members().is_left_out();
+        match (was_left_out, is_left_out) {
+            (false, true) => tracing::warn!(
+                "this cell's store takes no charges: other cells decide what a hash gives this one"
+            ),
+            (true, false) => tracing::info!("this cell decides what a hash gives it again"),
+            _ => {}
+        }
+        was_left_out = is_left_out;
         if !is_displaced {
             was_whole = log_share(was_whole, store.share_millionths());
         }

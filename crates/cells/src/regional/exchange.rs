@@ -19,6 +19,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 
     pub(super) fn refresh(&self) {
         let now = self.clock.now();
+        self.members.on_store(self.own.is_down(), now);
         self.members.refresh(now);
         let division = self.members.division(now);
         let (part, all) = division.weights();

@@ -96,7 +96,7 @@ fn messages() -> Vec<Message> {
         Message::Batch(Arc::new(batch)),
         Message::Outcomes(outcomes),
         Message::Done(vec![seen(Sign::Answered)]),
-        Message::Done(vec![seen(Sign::Answered), seen(Sign::Requested), seen(Sign::Majority)]),
+        Message::Done(vec![seen(Sign::Answered), seen(Sign::Requested), seen(Sign::Able)]),
         Message::Failed("no".to_owned()),
         Message::OtherProcess("two".to_owned()),
         Message::Busy(vec![seen(Sign::Answered)]),

@@ -43,6 +43,7 @@ trait DynStore: Send + Sync {
     fn last_known(&self, charge: &Charge<'_>) -> Option<LastKnown>;
     fn leased_units(&self, charge: &Charge<'_>) -> u64;
     fn region_status(&self, charge: &Charge<'_>) -> Option<RegionStatus>;
+    fn is_down(&self) -> bool;
     fn is_regional_only(&self) -> bool;
 }
 
@@ -97,6 +98,10 @@ impl<S: CounterStore> DynStore for S {
 
     fn region_status(&self, charge: &Charge<'_>) -> Option<RegionStatus> {
         CounterStore::region_status(self, charge)
+    }
+
+    fn is_down(&self) -> bool {
+        CounterStore::is_down(self)
     }
 
     fn is_regional_only(&self) -> bool {
@@ -155,6 +160,10 @@ impl CounterStore for AnyStore {
 
     fn region_status(&self, charge: &Charge<'_>) -> Option<RegionStatus> {
         self.0.region_status(charge)
+    }
+
+    fn is_down(&self) -> bool {
+        self.0.is_down()
     }
 
     fn is_regional_only(&self) -> bool {

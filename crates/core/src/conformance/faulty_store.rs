@@ -269,6 +269,10 @@ impl<S: CounterStore> CounterStore for FaultyStore<S> {
         self.inner().region_status(charge)
     }
 
+    fn is_down(&self) -> bool {
+        self.inner().is_down()
+    }
+
     fn is_regional_only(&self) -> bool {
         self.inner().is_regional_only()
     }

@@ -39,6 +39,8 @@ pub(crate) enum Event {
     Tick(usize),
     /// Something breaks.
     Break,
+    /// The store of a cell takes charges again, if this is still its process.
+    Return(usize, u64),
 }
 
 pub(crate) struct Call {

@@ -1,6 +1,7 @@
 //! One run of cells: traffic in all of them, faults, then quiet, and what must hold.
 
 use super::links::{CellClock, Event, Shared, SimLinks, decided};
+use super::own_store::OwnStore;
 use super::scenario::{MAX_DRIFT, Scenario};
 use super::{CellBug, CellReport};
 use crate::ceiling::CeilingCheck;
@@ -21,7 +22,7 @@ use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
 /// Start time of all runs, in microseconds.
 const START: u64 = 1_790_000_000_000_000;
 
-type Store = RegionalStore<MemoryStore<CellClock>, SimLinks, CellClock>;
+type Store = RegionalStore<OwnStore, SimLinks, CellClock>;
 type Task = Pin<Box<dyn Future<Output = Option<(u64, Option<u64>)>>>>;
 /// The store that made a reservation, its units, when by its clock, and whether it held another cell for silent.
 type Reserved = (Arc<Store>, u64, Timestamp, bool);
@@ -106,7 +107,7 @@ impl Run {
             let ends = START + run.scenario.length;
             run.world.lock().cut.extend([((0, 1), ends), ((1, 0), ends)]);
         }
-        if run.scenario.cuts || run.scenario.crashes || run.scenario.stalls {
+        if run.scenario.cuts || run.scenario.crashes || run.scenario.stalls || run.scenario.outages {
             run.world.lock().at(START + 300_000, Event::Break);
         }
         run
@@ -134,6 +135,7 @@ impl Run {
         // The longest log of a scenario fits.
         let memory = MemoryConfig::with_bytes(1 << 19);
         let own = MemoryStore::new(&memory, clock.clone()).unwrap_or_else(|error| panic!("{error}"));
+        let own = OwnStore::new(own);
         let leases = LeaseConfig {
             ttl: TimeDelta::from_secs(1),
             horizon: TimeDelta::from_millis(400),
@@ -230,6 +232,11 @@ impl Run {
                 Event::Cancel(cell, id) => self.cancel(cell, id),
                 Event::Tick(cell) => self.tick(cell),
                 Event::Break => self.break_something(),
+                Event::Return(cell, process) => {
+                    if self.cells[cell].number == process {
+                        self.cells[cell].store.own().set_down(false);
+                    }
+                }
             }
             self.run_ready();
         }
@@ -408,6 +415,16 @@ impl Run {
             return;
         }
         let mut world = self.world.lock();
+        let is_others = self.scenario.cuts || self.scenario.crashes;
+        if self.scenario.outages && (!is_others || world.rng.chance(400)) {
+            // Until it is noticed, until the others decide, and longer.
+            let until = world.now + world.rng.between(50_000, 4 * self.scenario.silence.as_micros());
+            let CellProcess { store, number, .. } = &self.cells[one];
+            if !store.own().set_down(true) {
+                world.at(until, Event::Return(one, *number));
+            }
+            return;
+        }
         if self.scenario.stalls && (!self.scenario.cuts || world.rng.chance(600)) {
             // Late, and not silent: below the silence time.
             let most = self.scenario.silence.as_micros() * 3 / 4;

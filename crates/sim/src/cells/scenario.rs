@@ -28,6 +28,8 @@ pub(crate) struct Scenario {
     pub(crate) apart: bool,
     /// Whether cells restart with empty counters.
     pub(crate) crashes: bool,
+    /// Whether the stores of cells are down for a while, and lose nothing.
+    pub(crate) outages: bool,
     /// Mean microseconds between two checks of a cell, and their maximum cost.
     pub(crate) pace: u64,
     pub(crate) cost: u64,
@@ -108,6 +110,7 @@ impl Scenario {
             length,
             tick: TimeDelta::from_millis(*rng.pick(&[50, 200, 500])),
             silence: TimeDelta::from_millis(*rng.pick(&[1_000, 2_000])),
+            outages: !calm && mode.has_owner() && rng.chance(400),
         }
     }
 

@@ -108,6 +108,12 @@ impl Topology {
         self.stale.notify_one();
     }
 
+    /// Returns whether the breakers of all servers are open.
+    pub(super) fn is_down(&self) -> bool {
+        let shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
+        !shards.is_empty() && shards.values().all(|shard| shard.health.is_open())
+    }
+
     pub(super) fn status(&self) -> Vec<ShardStatus> {
         let nodes = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
         let mut status: Vec<ShardStatus> = nodes.values().map(|shard| shard.status()).collect();

@@ -226,8 +226,7 @@ pub(crate) fn metrics(store: &CellStore, page: &mut MetricsWriter) {
     page.gauge("ratelimit_region_displaced", help, u64::from(stats.is_displaced));
     let help = "1 if a majority of the cells answers this one; without it, it decides nothing by hash.";
     page.gauge("ratelimit_region_majority", help, u64::from(stats.has_majority));
-    let help =
-        "1 if this cell decides what a hash gives it: a majority has answered it for the silence time.";
+    let help = "1 if this cell decides what a hash gives it: a majority has answered it for the silence time, and its store is not down.";
     page.gauge("ratelimit_region_joined", help, u64::from(stats.has_joined));
     let help = "Number of nodes of other cells whose reports of consumption are late.";
     page.gauge("ratelimit_region_late_peers", help, stats.late_peers);

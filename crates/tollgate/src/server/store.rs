@@ -275,7 +275,7 @@ impl OwnStore {
         let shards = far.inner().inner().status();
         shards.iter().any(|one| {
             let mut same = shards.iter().filter(|shard| shard.store == one.store);
-            same.all(|shard| shard.breaker == BreakerState::Open)
+            same.all(|shard| shard.breaker != BreakerState::Closed)
         })
     }
 
@@ -366,6 +366,13 @@ impl CounterStore for OwnStore {
         match self {
             Self::Memory(_) => 0,
             Self::Redis(redis) => redis.leased_units(charge),
+        }
+    }
+
+    fn is_down(&self) -> bool {
+        match self {
+            Self::Memory(_) => false,
+            Self::Redis(redis) => redis.is_down(),
         }
     }
 }

@@ -359,6 +359,59 @@ fn the_nodes_of_a_region_with_redis_are_one_cell() {
     assert_eq!(remaining(&nodes[1], &caller), 35, "counted once");
 }
 
+/// Without it, a third of all callers in all regions are decided by `on_error` for as long as the Redis of one region is dead.
+#[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
+fn owners_by_hash_move_while_the_redis_of_a_region_is_dead() {
+    let (stores, ports) = ([(); 3].map(|()| Redis::start()), free_ports::<3>());
+    let start = |node: usize| {
+        let (cell, store) = (format!("127.0.0.1:{}", ports[node]), stores[node].url());
+        let mut flags = vec!["--region", REGIONS[node], "--cell", &cell, "--store", &store];
+        flags.extend([
+            "--cell-deadline-ms",
+            "5000",
+            "--cell-silence-ms",
+            "500",
+            "--store-breaker-silence-ms",
+            "100",
+        ]);
+        let others = (0..3).filter(|other| *other != node);
+        let peers: Vec<String> =
+            others.map(|other| format!("{}=http://127.0.0.1:{}", REGIONS[other], ports[other])).collect();
+        peers.iter().for_each(|peer| flags.extend(["--peer", peer]));
+        Server::start_with_rules(RULES, &flags)
+    };
+    let nodes = [start(0), start(1), start(2)];
+    // What each node decides of forty counters.
+    let decided = |of: &str| {
+        let is_decided = |node: &Server, n: usize| {
+            let answer = node.check("d", &json!({"hashed": format!("{of}{n}")}));
+            answer.status == 200 && answer.json()["origin"] == "store"
+        };
+        nodes.each_ref().map(|node| (0..40).filter(|n| is_decided(node, *n)).count())
+    };
+    let says = |node: &Server, line: &str| {
+        eventually(line, || node.get("/metrics").text().lines().any(|one| one == line).then_some(()));
+    };
+    eventually("owners by hash", || (decided("warm") == [40; 3]).then_some(()));
+
+    stores[2].signal("STOP");
+    eventually("the outage", || (decided("early") != [40; 3]).then_some(()));
+    eventually("the others to decide in its place", || (decided("away") == [40; 3]).then_some(()));
+    says(&nodes[2], "ratelimit_region_joined 0");
+
+    stores[2].signal("CONT");
+    says(&nodes[2], "ratelimit_region_joined 1");
+    eventually("owners by hash", || (decided("back") == [40; 3]).then_some(()));
+    let admitted = |of: &str| {
+        let status = || nodes.iter().map(|node| node.check("d", &json!({"hashed": of})).status);
+        (0..40).flat_map(|_| status().collect::<Vec<_>>()).filter(|status| *status == 200).count()
+    };
+    for key in ["x", "y", "z", "u", "v", "w"] {
+        assert_eq!(admitted(key), 90, "one cell decides, whichever it is");
+    }
+}
+
 /// Without it, any client that reaches the port can debit any counter.
 #[test]
 fn links_are_encrypted_and_both_sides_show_certificates() {
