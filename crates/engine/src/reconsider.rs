@@ -150,19 +150,26 @@ impl<S: CounterStore> Limiter<S> {
             if denied.is_empty() || denied.iter().any(|at| plan.limits[*at].limit.shards.is_none()) {
                 return is_charged;
             }
+            let mut is_full = false;
             for at in &denied {
-                match self.find_room(plan, *at).await {
+                let (room, now) = (self.find_room(plan, *at).await, self.clock.now());
+                match room {
                     Room::In { shard, remaining } => {
                         plan.move_to_shard(*at, shard);
                         plan.limits[*at].remaining =
                             Some(remaining.saturating_sub(plan.limits[*at].cost.units()));
+                        // Of use if another limit stays full.
+                        wait_until(&mut outcomes.per_charge[*at], Some(now), now);
                     }
                     Room::Nowhere { remaining, room_at } => {
                         plan.limits[*at].remaining = remaining;
-                        wait_until(&mut outcomes.per_charge[*at], room_at, self.clock.now());
-                        return is_charged;
+                        wait_until(&mut outcomes.per_charge[*at], room_at, now);
+                        is_full = true;
                     }
                 }
+            }
+            if is_full {
+                return is_charged;
             }
             let mut charges = Charges::new();
             plan.charges(permit, &mut charges);
@@ -207,6 +214,7 @@ impl<S: CounterStore> Limiter<S> {
             peeks.push((shard, Charge { mode, enforcement: Enforcement::Independent, ..charge }));
         }
         let Some(rooms) = self.read_rooms(peeks).await else { return Room::UNKNOWN };
+        let read_at = self.clock.now();
         let remaining = rooms.iter().map(|(_, room)| room.remaining).sum();
         let Some((shard, most)) = rooms.iter().max_by_key(|(_, room)| room.remaining) else {
             return Room::UNKNOWN;
@@ -223,7 +231,7 @@ impl<S: CounterStore> Limiter<S> {
             });
             // Not known if one is not.
             let wait = waits.reduce(|one, other| Some(one?.min(other?))).flatten();
-            room_at = wait.map(|wait| now + wait);
+            room_at = wait.map(|wait| read_at + wait);
             let less = |wait: TimeDelta| TimeDelta::from_micros(wait.as_micros().saturating_sub(ROUNDING));
             let age = wait.map_or(SHORT_AGE, less);
             let expires_at = now + age.min(MAX_AGE);
@@ -257,10 +265,12 @@ impl<S: CounterStore> Limiter<S> {
     }
 }
 
-/// Lets a denial by one shard say when the first of all has room: that is not later.
+/// Lets a denial by one shard say when the first of all has room: that is not later. One that is too small for the units may
+/// have said that it never has.
 fn wait_until(outcome: &mut Outcome, room_at: Option<Timestamp>, now: Timestamp) {
-    if let (Verdict::Denied { retry_after: Some(wait) }, Some(room_at)) = (&mut outcome.verdict, room_at) {
-        *wait = room_at.since(now).min(*wait);
+    if let (Verdict::Denied { retry_after }, Some(room_at)) = (&mut outcome.verdict, room_at) {
+        let wait = room_at.since(now);
+        *retry_after = Some(retry_after.map_or(wait, |known| known.min(wait)));
     }
 }
 

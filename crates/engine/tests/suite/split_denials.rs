@@ -41,7 +41,7 @@ proptest! {
             // One that remembers nothing reads all shards.
             let fresh = || pollster::block_on(limiter().check(&check));
             prop_assert!(!fresh().is_allowed(), "{limit}: {units}");
-            if let Some(wait) = decision.retry_after() && units == 1 {
+            if let Some(wait) = decision.retry_after() {
                 let early = TimeDelta::from_micros(wait.as_micros().saturating_sub(1_000));
                 clock.advance(early);
                 prop_assert!(early == TimeDelta::ZERO || !fresh().is_allowed(), "{limit}: room before {wait}");
