@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tollgate_core::{CounterKey, CounterOwner, KeyPart, StableHasher, TimeDelta, Timestamp};
 
 pub(crate) use division::Division;
+pub(crate) use majority::Known;
 
 /// A configured peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,8 +101,9 @@ struct Peer {
     seen: AtomicU64,
     /// When it last refused this process because it reaches another one under this cell's name; 0 for never.
     displaced: AtomicU64,
-    /// For how long it could decide nothing that a hash gives it when it last answered, in milliseconds.
+    /// For how long it could decide nothing that a hash gives it, in milliseconds, and when what was sent that it answered so.
     unable_for: AtomicU64,
+    unable_at: AtomicU64,
     /// The cells that have answered it, as it last said.
     view: Mutex<Vec<String>>,
 }
@@ -134,16 +136,20 @@ pub struct Members {
     are_peers_known: AtomicBool,
     started_at: Timestamp,
     incarnation: u64,
-    /// Since when a majority answers and its store is not away, in microseconds; 0 if that is not so.
+    /// Since when a majority answers, and its store has not been down for too long, in microseconds; 0 if that is not so.
     able_since: AtomicU64,
     /// Whether that has been so for long enough to decide as an owner that a hash selects.
     has_joined: AtomicBool,
+    /// When it first was, in microseconds.
+    first_joined_at: AtomicU64,
     /// When this cell could last decide what a hash gives it: a majority answered, and its store took charges.
     able_at: AtomicU64,
     /// Whether its store takes no charges.
     is_store_down: AtomicBool,
     /// Whether the others decide what a hash would give this cell, because its store was down for too long.
     is_left_out: AtomicBool,
+    /// Locked by a refresh.
+    refreshing: Mutex<()>,
     /// The last refresh.
     refreshed_at: AtomicU64,
     /// The longest silence time of all cells, in microseconds.
@@ -177,9 +183,11 @@ impl Members {
             incarnation,
             able_since: AtomicU64::new(0),
             has_joined: AtomicBool::new(false),
+            first_joined_at: AtomicU64::new(u64::MAX),
             able_at: AtomicU64::new(now.as_micros()),
             is_store_down: AtomicBool::new(false),
             is_left_out: AtomicBool::new(false),
+            refreshing: Mutex::default(),
             refreshed_at: AtomicU64::new(0),
             unreached: Mutex::default(),
             longest_silence: AtomicU64::new(config.silence.as_micros()),
@@ -229,6 +237,7 @@ impl Members {
                 peer.seen.store(0, Ordering::Relaxed);
                 peer.displaced.store(0, Ordering::Relaxed);
                 peer.unable_for.store(0, Ordering::Relaxed);
+                peer.unable_at.store(0, Ordering::Relaxed);
                 peer.view.lock().unwrap_or_else(PoisonError::into_inner).clear();
             }
         }
@@ -335,20 +344,28 @@ impl Members {
     /// Records that a peer answered a request that was sent at `sent`, and which cells it has heard of.
     pub fn on_answer(&self, peer: usize, sent: Timestamp, seen: &[Sighting], now: Timestamp) {
         if let Some(peer) = self.peers.get(peer) {
+            peer.answered.fetch_max(sent.as_micros(), Ordering::Relaxed);
             peer.seen.fetch_max(now.as_micros(), Ordering::Relaxed);
-            // What it said before its last answer is out of date: it may decide again by now.
-            if peer.answered.load(Ordering::Relaxed) <= sent.as_micros() {
-                let unable_for = seen.iter().find(|seen| seen.sign == Sign::Able).map_or(0, |seen| seen.age);
-                peer.unable_for.store(unable_for, Ordering::Relaxed);
-                let answered = seen.iter().filter(|seen| seen.sign == Sign::Answered);
-                let view = answered.map(|seen| seen.cell.clone()).collect();
-                *peer.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
-                peer.answered.fetch_max(sent.as_micros(), Ordering::Release);
-            }
+            let answered = seen.iter().filter(|seen| seen.sign == Sign::Answered);
+            let view = answered.map(|seen| seen.cell.clone()).collect();
+            *peer.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
         }
+        let unable_for = seen.iter().find(|seen| seen.sign == Sign::Able).map_or(0, |seen| seen.age);
+        self.on_unable(peer, sent, unable_for);
         for Sighting { cell, age, .. } in seen.iter().filter(|seen| seen.sign != Sign::Able) {
             let at = now.as_micros().saturating_sub(age.saturating_mul(1_000));
             self.on_sign(cell, |peer| &peer.seen, at);
+        }
+    }
+
+    /// Records for how many milliseconds a peer could decide nothing that a hash gives it, by its answer to what was sent at `sent`.
+    pub fn on_unable(&self, peer: usize, sent: Timestamp, unable_for: u64) {
+        if let Some(peer) = self.peers.get(peer)
+            // What it said before its last answer is out of date: it may decide again by now.
+            && peer.unable_at.load(Ordering::Relaxed) <= sent.as_micros()
+        {
+            peer.unable_for.store(unable_for, Ordering::Relaxed);
+            peer.unable_at.fetch_max(sent.as_micros(), Ordering::Release);
         }
     }
 
@@ -397,9 +414,7 @@ impl Members {
             };
             Some(Sighting { cell: hello.cell.clone(), age: age.as_micros() / 1_000, sign })
         };
-        let is_able = self.has_majority(now) && !self.is_store_down.load(Ordering::Relaxed);
-        let unable_for = if is_able { 0 } else { since(&self.able_at).as_micros() / 1_000 };
-        let own = Sighting { cell: self.config.cell.clone(), age: unable_for, sign: Sign::Able };
+        let own = Sighting { cell: self.config.cell.clone(), age: self.unable_for(now), sign: Sign::Able };
         self.roster.load().indexes().filter_map(|at| seen(&self.peers[at])).chain([own]).collect()
     }
 

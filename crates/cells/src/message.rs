@@ -27,6 +27,8 @@ const MIN_ENTRY: usize = 3;
 const MAX_REASON: usize = 1_024;
 /// After the reason of a failure: the sender has reached another process of the receiver's name.
 const OTHER_PROCESS: u8 = b'p';
+/// After the reason of a failure: for how long the sender could decide nothing that a hash gives it.
+const UNABLE_FOR: u8 = b'u';
 
 /// The first message in each direction of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,6 +134,9 @@ pub enum Message {
     Done(Vec<Sighting>),
     /// Reply: the request could not be performed.
     Failed(String),
+    /// Reply to a batch that was not applied: why, and for how many milliseconds the sender could decide nothing that a hash
+    /// gives it. Older releases read [`Self::Failed`].
+    NotApplied(String, u64),
     /// Reply to a first message: another process has its sender's name, and answers. Older releases read [`Self::Failed`].
     OtherProcess(String),
     /// Reply to a batch that is being applied, with the cells that the sender has heard of: it is sent again.
@@ -168,7 +173,7 @@ pub fn encode(id: u64, message: &Message) -> Vec<u8> {
         Message::Batch(_) => 6,
         Message::Outcomes(_) => 7,
         Message::Done(_) => 8,
-        Message::Failed(_) | Message::OtherProcess(_) => 9,
+        Message::Failed(_) | Message::NotApplied(..) | Message::OtherProcess(_) => 9,
         Message::Busy(_) => 10,
         Message::Unknown(kind) => *kind,
     };
@@ -231,6 +236,11 @@ pub fn encode(id: u64, message: &Message) -> Vec<u8> {
             }
         }
         Message::Failed(why) => out.text(&why[..why.floor_char_boundary(MAX_REASON)]),
+        Message::NotApplied(why, unable_for) => {
+            out.text(&why[..why.floor_char_boundary(MAX_REASON)]);
+            out.byte(UNABLE_FOR);
+            out.number(*unable_for);
+        }
         Message::OtherProcess(why) => {
             out.text(&why[..why.floor_char_boundary(MAX_REASON)]);
             out.byte(OTHER_PROCESS);
@@ -305,6 +315,7 @@ fn body(kind: u8, from: &mut Reader<'_>) -> Option<Message> {
             let why = from.text(MAX_REASON)?.to_owned();
             match from.byte() {
                 Some(OTHER_PROCESS) => Message::OtherProcess(why),
+                Some(UNABLE_FOR) => Message::NotApplied(why, from.number()?),
                 _ => Message::Failed(why),
             }
         }

@@ -96,12 +96,13 @@ fn cell(keys: u64) -> Cell {
 /// One tick, whose batches are acknowledged at once.
 fn exchange(cell: &Cell) {
     // A peer that has had no answer of this cell would decide by its own part, and so would this one.
-    let seen = [Sighting { cell: cell.hello().cell, age: 0, sign: Sign::Answered }];
+    let seen = Sighting { cell: cell.hello().cell, age: 0, sign: Sign::Answered };
+    let answer = Message::Done(vec![seen]);
     cell.tick();
     for peer in 0..PEERS {
         loop {
             let (batch, sent) = (cell.next_batch(peer), cell.now());
-            if !cell.on_acknowledged(peer, batch.sequence, sent, &seen) {
+            if !cell.on_batch_answer(peer, batch.sequence, sent, &answer) {
                 break;
             }
         }

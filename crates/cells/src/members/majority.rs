@@ -10,8 +10,10 @@
 //! them it can reach itself; what a cell owns that this one has not reached since it started is not decided here.
 //!
 //! A cell that has had no majority for 2·T, or whose own store has been down for as long, says so, and the others leave it
-//! out: it answers, and decides nothing by hash. When its store takes charges again, it begins T later, as one that joins;
-//! until then it forwards what it owns, as it did while it was left out.
+//! out: it answers, and decides nothing by hash. While its store is down it asks the others; when that takes charges again, it
+//! begins T later, as one that joins, and until then nobody decides what it owns. Of a cell with several nodes, each speaks
+//! for itself: the others ask one that can decide. A node that has died holds back the move of what the other nodes cannot
+//! decide, because a third cell may still reach it.
 //!
 //! A static hash over the configured
 //! cells was rejected: one dead node would leave its keys undecided for as long as it is dead. Consensus was rejected:
@@ -45,28 +47,29 @@ impl Members {
     /// Returns whether this cell decides what a hash gives it: a majority has answered it for the silence time.
     #[must_use]
     pub fn has_joined(&self, now: Timestamp) -> bool {
-        self.has_joined.load(Ordering::Acquire)
-            && !self.has_stood_still(now)
-            && self.has_majority(now)
-            && !self.is_store_away(now)
+        self.has_joined.load(Ordering::Acquire) && !self.has_stood_still(now) && self.has_majority(now)
     }
 
     /// Records whether this cell's own store takes charges.
-    pub fn on_store(&self, is_down: bool, now: Timestamp) {
-        if self.is_store_away(now) {
-            self.is_left_out.store(true, Ordering::Relaxed);
-            self.has_joined.store(false, Ordering::Relaxed);
-            self.able_since.store(0, Ordering::Relaxed);
-        }
-        self.is_store_down.store(is_down, Ordering::Release);
+    pub fn on_store(&self, is_down: bool) {
+        self.is_store_down.store(is_down, Ordering::Relaxed);
     }
 
-    /// Returns whether this cell's store has been down for so long that others may decide what a hash gives this cell. They count from
-    /// the same moment, and for at least as long.
-    fn is_store_away(&self, now: Timestamp) -> bool {
-        let able_at = Timestamp::from_micros(self.able_at.load(Ordering::Relaxed));
-        self.is_store_down.load(Ordering::Acquire)
-            && now.since(able_at).as_micros() >= 2 * self.config.silence.as_micros()
+    fn able_at(&self) -> Timestamp {
+        Timestamp::from_micros(self.able_at.load(Ordering::Relaxed))
+    }
+
+    /// Returns for how many milliseconds this cell could decide nothing that a hash gives it.
+    pub(crate) fn unable_for(&self, now: Timestamp) -> u64 {
+        if self.has_majority(now) && !self.is_store_down.load(Ordering::Relaxed) {
+            return 0;
+        }
+        let unable_for = now.since(self.able_at()).as_micros() / 1_000;
+        match self.has_joined.load(Ordering::Acquire) {
+            // Once it says 2 T, others decide in its place: not before it has noticed that itself.
+            true => unable_for.min(2 * self.config.silence.as_micros() / 1_000 - 1),
+            false => unable_for,
+        }
     }
 
     /// Returns whether other cells decide what a hash would give this one, because its store was down for too long.
@@ -96,6 +99,7 @@ impl Members {
 
     /// Updates who owns counters. Called once in a tick.
     pub fn refresh(&self, now: Timestamp) {
+        let _refreshing = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
         let roster = self.roster.load();
         let silences = roster.indexes().filter_map(|at| Some(self.hello(at)?.silence?.min(MAX_SILENCE)));
         let longest = silences.fold(self.config.silence.as_micros(), u64::max);
@@ -108,26 +112,34 @@ impl Members {
         if is_broken && since != 0 {
             self.moved_at.store(now.as_micros(), Ordering::Relaxed);
         }
-        let is_able = has_majority && !self.is_store_away(now);
+        let is_store_down = self.is_store_down.load(Ordering::Relaxed);
+        let is_store_away =
+            is_store_down && now.since(self.able_at()).as_micros() >= 2 * self.config.silence.as_micros();
+        if is_store_away {
+            self.is_left_out.store(true, Ordering::Relaxed);
+        }
+        let is_able = has_majority && !is_store_away;
         if is_broken || !is_able || since == 0 {
             self.has_joined.store(false, Ordering::Relaxed);
             self.able_since.store(if is_able { now.as_micros() } else { 0 }, Ordering::Relaxed);
         } else if now.since(Timestamp::from_micros(since)) >= self.owner_silence()
+            && !is_store_down
             && !self.has_joined.load(Ordering::Relaxed)
         {
             // Others may have decided what this cell decides from now on.
             self.record_move(now);
+            self.first_joined_at.fetch_min(now.as_micros(), Ordering::Relaxed);
             self.is_left_out.store(false, Ordering::Relaxed);
             self.has_joined.store(true, Ordering::Release);
         }
-        if has_majority && !self.is_store_down.load(Ordering::Acquire) {
+        if has_majority && !is_store_down && !self.is_left_out() {
             self.able_at.store(now.as_micros(), Ordering::Relaxed);
         }
         let dead_after = TimeDelta::from_micros(2 * longest);
         // Of late it says that it cannot. Not what it said longer ago: it begins again T after it can.
         let decides_nothing = |peer: &Peer| {
-            let answered = Timestamp::from_micros(peer.answered.load(Ordering::Relaxed));
-            now.since(answered).as_micros() <= self.config.silence.as_micros() / 2
+            let said_at = Timestamp::from_micros(peer.unable_at.load(Ordering::Acquire));
+            now.since(said_at).as_micros() <= self.config.silence.as_micros() / 2
                 && peer.unable_for.load(Ordering::Relaxed) >= dead_after.as_micros() / 1_000
         };
         let mut unreached = self.unreached.lock().unwrap_or_else(PoisonError::into_inner);
@@ -139,6 +151,11 @@ impl Members {
             if let Some(hello) = peer.hello.load_full().filter(|_| is_alive) {
                 living.push((hello.cell.clone(), Some(at)));
             }
+        }
+        // A node that was never reached may decide for its cell, although another says that it cannot.
+        for cell in roster.cells.iter().filter(|cell| cell.iter().any(|at| self.hello(*at).is_none())) {
+            let unable = cell.iter().filter(|at| decides_nothing(&self.peers[**at]));
+            living.extend(unable.filter_map(|at| Some((self.hello(*at)?.cell.clone(), Some(UNREACHED)))));
         }
         // A cell that only others reach may decide as an owner: it is not left out, and what it owns is not decided here.
         let is_named = |name: &str| living.iter().any(|(known, _)| known == name);
@@ -173,10 +190,10 @@ impl Members {
 
     /// Returns since when this cell knows what was counted: before, another cell may have owned the counter, or this
     /// one has lost it. `None` if it knows everything.
-    #[must_use]
-    pub fn known_since(&self, key: &CounterKey<'_>) -> Option<Timestamp> {
+    pub(crate) fn known_since(&self, key: &CounterKey<'_>) -> Option<Known> {
         if self.has_one_owner(key) {
-            return (!self.config.keeps_counters).then_some(self.started_at);
+            return (!self.config.keeps_counters)
+                .then_some(Known { since: self.started_at, has_moved: false });
         }
         let region = self.owning_region(key);
         let hash = key_hash(key);
@@ -185,7 +202,9 @@ impl Members {
         // A change among the others that left the counter here has lost nothing.
         let kept = epochs.iter().rev().take_while(|(_, living)| is_own(living)).last();
         let moved_at = || Timestamp::from_micros(self.moved_at.load(Ordering::Relaxed));
-        Some(kept.map_or_else(moved_at, |(since, _)| *since))
+        let since = kept.map_or_else(moved_at, |(since, _)| *since);
+        let has_moved = since.as_micros() >= self.first_joined_at.load(Ordering::Relaxed);
+        Some(Known { since, has_moved })
     }
 
     /// Returns which cell a hash selects among the living ones.
@@ -207,9 +226,6 @@ impl Members {
                 Decider::Nobody("the owner is a cell that this one has not reached since it started")
             }
             Some(Some(peer)) => Decider::Peer(peer),
-            Some(None) if self.is_store_away(now) => {
-                Decider::Nobody("the store of this cell, which owns the counter, takes no charges")
-            }
             Some(None) if !self.has_joined.load(Ordering::Acquire) => {
                 Decider::Nobody("this cell has just joined the others")
             }
@@ -237,6 +253,15 @@ impl Members {
         let candidates = living.iter().filter(|(name, peer)| in_region(name, *peer));
         candidates.max_by_key(|(name, _)| score(name)).map(|(_, peer)| *peer)
     }
+}
+
+/// Since when a cell knows what was counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// Since then.
+    pub(crate) since: Timestamp,
+    /// Whether another cell decided before, while this process ran: what this cell's store has of that time is not all.
+    pub(crate) has_moved: bool,
 }
 
 /// Returns a hash of what owners are chosen by: the group, so that all limits of a caller, and what leases keep beside

@@ -100,10 +100,10 @@ async fn exchange_in_ticks<S: CounterStore, C: Clock + Clone>(
             tracing::info!("no other process has this cell's name any more: this process is the cell");
         }
         was_displaced = is_displaced;
-        let is_left_out = store.members().is_left_out();
+        let is_left_out = store.members().is_left_out() && !store.members().config().learns_peers;
         match (was_left_out, is_left_out) {
             (false, true) => tracing::warn!(
-                "this cell's store takes no charges: other cells decide what a hash gives this one"
+                "this cell's store takes no charges: it leaves what a hash gives it to other cells"
             ),
             (true, false) => tracing::info!("this cell decides what a hash gives it again"),
             _ => {}
@@ -310,28 +310,15 @@ async fn send_batches<S: CounterStore, C: Clock + Clone>(
         let answer = links.call(peer, &message, within).await;
         // The outbox uses its memory again.
         drop(message);
-        let more = match answer {
-            Ok(Message::Done(seen)) => store.on_acknowledged(peer, sequence, sent, &seen),
-            Ok(Message::Busy(seen)) => {
-                store.on_busy(peer, sent, &seen);
-                false
-            }
-            // Its store cannot be reached, for example: the batch is sent again.
-            Ok(answer) => {
-                store.on_refused(peer);
-                if let Message::Failed(why) = &answer
-                    && refusals.is_due(why, store.now())
-                {
-                    let cell = store.members().hello(peer).map(|hello| hello.cell.clone());
-                    tracing::warn!(
-                        cell,
-                        "the cell did not apply a batch of consumption: {why}; sending it again"
-                    );
-                }
-                false
-            }
-            Err(error) => return Err(io::Error::other(error)),
-        };
+        let answer = answer.map_err(io::Error::other)?;
+        let more = store.on_batch_answer(peer, sequence, sent, &answer);
+        // Its store cannot be reached, for example.
+        if let Message::Failed(why) | Message::NotApplied(why, _) = &answer
+            && refusals.is_due(why, store.now())
+        {
+            let cell = store.members().hello(peer).map(|hello| hello.cell.clone());
+            tracing::warn!(cell, "the cell did not apply a batch of consumption: {why}; sending it again");
+        }
         if !more && ticks.changed().await.is_err() {
             return Ok(());
         }

@@ -4,6 +4,7 @@ use super::{Charges, RegionalStore, WHOLE};
 use crate::guarded::is_guarded;
 use crate::late_debits::TakenBy;
 use crate::late_record::record_if_kept;
+use crate::members::Known;
 use crate::outbox::used;
 use crate::overdraft::{BucketTime, denial};
 use crate::owner::{Transport, is_applied};
@@ -169,18 +170,21 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     /// Debits a counter that this cell may have taken over from another, or lost: it counts as used up at that moment.
     async fn restore_lost(&self, charge: &Charge<'_>) -> Result<(), StoreError> {
         let now = self.clock.now();
-        let Some(known_since) = self.members.known_since(&charge.key) else { return Ok(()) };
-        if now.since(known_since) > charge.limit.retention() {
+        let Some(Known { since, has_moved }) = self.members.known_since(&charge.key) else { return Ok(()) };
+        if now.since(since) > charge.limit.retention() {
             return Ok(());
         }
         let peek = Charge { cost: Cost::PEEK, enforcement: Enforcement::Independent, ..*charge };
         let outcomes = self.own.charge(&[peek]).await.map_err(unkept)?;
-        if outcomes.per_charge.first().is_none_or(|outcome| outcome.remaining < charge.limit.capacity()) {
+        let Some(outcome) = outcomes.per_charge.first() else { return Ok(()) };
+        let known = charge.limit.capacity().saturating_sub(outcome.remaining);
+        // What is known was counted since, unless it was left here when the counter moved away.
+        if known > 0 && !has_moved {
             return Ok(());
         }
         let (mut state, phase) = (State::default(), charge.limit.phase(charge.key.stable_hash()));
-        charge.limit.debit(PermitId::ANONYMOUS, &mut state, known_since + phase, charge.limit.capacity());
-        let lost = used(charge.limit, &state, now + phase);
+        charge.limit.debit(PermitId::ANONYMOUS, &mut state, since + phase, charge.limit.capacity());
+        let lost = used(charge.limit, &state, now + phase).saturating_sub(known);
         if lost == 0 {
             return Ok(());
         }

@@ -3,7 +3,7 @@
 use super::{RegionalStore, WHOLE};
 use crate::ledger::Consumed;
 use crate::members::PeerConfig;
-use crate::message::{Batch, Hello, Sighting};
+use crate::message::{Batch, Hello, Message};
 use crate::outbox::Outbox;
 use crate::owner::Transport;
 use crate::roster::PeerChanges;
@@ -19,7 +19,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
 
     pub(super) fn refresh(&self) {
         let now = self.clock.now();
-        self.members.on_store(self.own.is_down(), now);
+        self.members.on_store(self.own.is_down());
         self.members.refresh(now);
         let division = self.members.division(now);
         let (part, all) = division.weights();
@@ -102,25 +102,32 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         self.outbox(peer).map(|mut outbox| outbox.next_batch(now)).unwrap_or_default()
     }
 
-    /// Counts a batch that a peer did not apply: it is sent again.
-    pub fn on_refused(&self, peer: usize) {
-        if let Some(mut outbox) = self.outbox(peer) {
-            outbox.refuse();
+    /// Records what a peer answered to a batch that was sent at `sent`. Returns whether there is more to send at once. A batch
+    /// that it is still applying, or did not apply, is sent again.
+    pub fn on_batch_answer(&self, peer: usize, sequence: u64, sent: Timestamp, answer: &Message) -> bool {
+        let now = self.clock.now();
+        match answer {
+            Message::Done(seen) => {
+                self.members.on_answer(peer, sent, seen, now);
+                add(&self.counts.batches_sent, 1);
+                self.outbox(peer).is_some_and(|mut outbox| {
+                    outbox.acknowledge(sequence);
+                    outbox.has_more()
+                })
+            }
+            Message::Busy(seen) => {
+                self.members.on_answer(peer, sent, seen, now);
+                false
+            }
+            refused => {
+                if let Message::NotApplied(_, unable_for) = refused {
+                    self.members.on_unable(peer, sent, *unable_for);
+                }
+                if let Some(mut outbox) = self.outbox(peer) {
+                    outbox.refuse();
+                }
+                false
+            }
         }
-    }
-
-    /// Records that a peer has applied a batch that was sent at `sent`. Returns whether there is more to send.
-    pub fn on_acknowledged(&self, peer: usize, sequence: u64, sent: Timestamp, seen: &[Sighting]) -> bool {
-        self.members.on_answer(peer, sent, seen, self.clock.now());
-        add(&self.counts.batches_sent, 1);
-        self.outbox(peer).is_some_and(|mut outbox| {
-            outbox.acknowledge(sequence);
-            outbox.has_more()
-        })
-    }
-
-    /// Records that a peer is applying a batch that was sent at `sent`: it answers, and the batch is sent again.
-    pub fn on_busy(&self, peer: usize, sent: Timestamp, seen: &[Sighting]) {
-        self.members.on_answer(peer, sent, seen, self.clock.now());
     }
 }

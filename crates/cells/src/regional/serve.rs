@@ -35,7 +35,10 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 let units = units.cost.units();
                 done(self.own.return_units(&UnitReturn { key, limit, units, taken_at, full_at, id }).await)
             }
-            Message::Batch(batch) => self.apply(from, &batch).await,
+            Message::Batch(batch) => match self.apply(from, &batch).await {
+                Message::Failed(why) => Message::NotApplied(why, self.members.unable_for(self.clock.now())),
+                answer => answer,
+            },
             Message::Unknown(_) => {
                 add(&self.counts.unknown_messages, 1);
                 Message::Failed("unknown message".to_owned())
@@ -44,6 +47,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             | Message::Outcomes(_)
             | Message::Done(_)
             | Message::Failed(_)
+            | Message::NotApplied(..)
             | Message::OtherProcess(_)
             | Message::Busy(_) => {
                 add(&self.counts.unknown_messages, 1);

@@ -53,10 +53,9 @@ impl Pair {
         from.tick();
         let (batch, sent) = (from.next_batch(0), from.now());
         let sequence = batch.sequence;
-        let Message::Done(seen) = block_on(to.handle(&from.hello(), Message::Batch(batch))) else {
-            panic!("not applied")
-        };
-        from.on_acknowledged(0, sequence, sent, &seen);
+        let answer = block_on(to.handle(&from.hello(), Message::Batch(batch)));
+        assert!(matches!(answer, Message::Done(_)), "{answer:?}");
+        from.on_batch_answer(0, sequence, sent, &answer);
         from.tick();
     }
 

@@ -60,8 +60,8 @@ impl Three {
                 let bytes = encode(1, &Message::Batch(batch));
                 let (_, message) = decode(&bytes[4..]).expect("a message");
                 let answer = block_on(self.cells[cell_of(own, peer)].handle(&cell.hello(), message));
-                let Message::Done(seen) = answer else { panic!("{answer:?}") };
-                cell.on_acknowledged(peer, sequence, sent, &seen);
+                assert!(matches!(answer, Message::Done(_)), "{answer:?}");
+                cell.on_batch_answer(peer, sequence, sent, &answer);
             }
         }
         self.cells.iter().for_each(Cell::tick);

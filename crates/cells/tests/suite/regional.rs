@@ -99,8 +99,8 @@ impl Pair {
             cell.tick();
             let (batch, sent) = (cell.next_batch(0), cell.now());
             let sequence = batch.sequence;
-            if let Ok(Message::Done(seen)) = block_on(link.call(Message::Batch(batch))) {
-                cell.on_acknowledged(0, sequence, sent, &seen);
+            if let Ok(answer) = block_on(link.call(Message::Batch(batch))) {
+                cell.on_batch_answer(0, sequence, sent, &answer);
             }
         }
         self.cells.iter().for_each(|(cell, _)| cell.tick());
@@ -412,7 +412,7 @@ fn a_node_that_stands_by_has_no_lag() {
         eu.tick();
         for peer in answering {
             let (sequence, sent) = (eu.next_batch(*peer).sequence, eu.now());
-            eu.on_acknowledged(*peer, sequence, sent, &[]);
+            eu.on_batch_answer(*peer, sequence, sent, &Message::Done(Vec::new()));
         }
     };
     (0..50).for_each(|_| tick(&[0, 1]));

@@ -379,8 +379,8 @@ impl Run {
             self.spawn(Box::pin(async move {
                 let batch = store.next_batch(peer);
                 let (sequence, sent) = (batch.sequence, store.now());
-                if let Ok(Message::Done(seen)) = links.call(peer, Message::Batch(batch), within).await {
-                    store.on_acknowledged(peer, sequence, sent, &seen);
+                if let Ok(answer) = links.call(peer, Message::Batch(batch), within).await {
+                    store.on_batch_answer(peer, sequence, sent, &answer);
                 }
                 None
             }));
@@ -418,7 +418,7 @@ impl Run {
         let is_others = self.scenario.cuts || self.scenario.crashes;
         if self.scenario.outages && (!is_others || world.rng.chance(400)) {
             // Until it is noticed, until the others decide, and longer.
-            let until = world.now + world.rng.between(50_000, 4 * self.scenario.silence.as_micros());
+            let until = world.now + world.rng.between(50_000, 6 * self.scenario.silence.as_micros());
             let CellProcess { store, number, .. } = &self.cells[one];
             if !store.own().set_down(true) {
                 world.at(until, Event::Return(one, *number));

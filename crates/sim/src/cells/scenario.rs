@@ -82,8 +82,9 @@ impl Scenario {
         let cells = usize::try_from(rng.between(2, 4)).unwrap_or(2);
         let calm = rng.chance(250);
         let apart = cells > 2 && mode == RegionMode::Shared && rng.chance(150);
-        // Long enough for what is too much to exceed what cells may admit before they notice.
-        let length = if apart { 30 } else { rng.between(3, 8) } * 1_000_000;
+        // Long enough for what is too much to exceed what cells may admit before they notice, and for owners to move and return.
+        let outages = !calm && mode.has_owner() && rng.chance(400);
+        let length = if apart || outages { 30 } else { rng.between(3, 8) } * 1_000_000;
         // From half of the limit to twenty times the limit, in a bounded number of checks.
         let per_second = (count * 1_000 / period).max(4);
         let demand = (per_second * rng.between(5, 200) / 10).max(20);
@@ -110,7 +111,7 @@ impl Scenario {
             length,
             tick: TimeDelta::from_millis(*rng.pick(&[50, 200, 500])),
             silence: TimeDelta::from_millis(*rng.pick(&[1_000, 2_000])),
-            outages: !calm && mode.has_owner() && rng.chance(400),
+            outages,
         }
     }
 

@@ -108,10 +108,9 @@ impl Topology {
         self.stale.notify_one();
     }
 
-    /// Returns whether the breakers of all servers are open.
+    /// Returns whether the breakers of all servers that have slots are open, or none is known.
     pub(super) fn is_down(&self) -> bool {
-        let shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
-        !shards.is_empty() && shards.values().all(|shard| shard.health.is_open())
+        self.slots.borrow().0.iter().flatten().all(|shard| shard.health.is_open())
     }
 
     pub(super) fn status(&self) -> Vec<ShardStatus> {
