@@ -91,13 +91,22 @@ impl FullCounters {
 enum Room {
     /// This shard has room. `remaining` is the sum over all shards before the charge.
     In { shard: u16, remaining: u64 },
-    /// No shard has room. Contains the units remaining in all shards, if they were read, and when the first one has room, if
-    /// that is known.
-    Nowhere { remaining: Option<u64>, room_at: Option<Timestamp> },
+    /// No shard has room. Contains the units remaining in all shards, if they were read, and when the first one has room.
+    Nowhere { remaining: Option<u64>, room_at: RoomAt, is_cached: bool },
 }
 
 impl Room {
-    const UNKNOWN: Self = Self::Nowhere { remaining: None, room_at: None };
+    const UNKNOWN: Self = Self::Nowhere { remaining: None, room_at: RoomAt::Unknown, is_cached: false };
+}
+
+/// When the first shard has room.
+#[derive(Clone, Copy)]
+enum RoomAt {
+    /// Then.
+    At(Timestamp),
+    /// Not before.
+    After(Timestamp),
+    Unknown,
 }
 
 impl<S: CounterStore> Limiter<S> {
@@ -150,7 +159,7 @@ impl<S: CounterStore> Limiter<S> {
             if denied.is_empty() || denied.iter().any(|at| plan.limits[*at].limit.shards.is_none()) {
                 return is_charged;
             }
-            let mut is_full = false;
+            let (mut has_room, mut is_full) = (SmallVec::<[usize; 4]>::new(), false);
             for at in &denied {
                 let (room, now) = (self.find_room(plan, *at).await, self.clock.now());
                 match room {
@@ -158,17 +167,23 @@ impl<S: CounterStore> Limiter<S> {
                         plan.move_to_shard(*at, shard);
                         plan.limits[*at].remaining =
                             Some(remaining.saturating_sub(plan.limits[*at].cost.units()));
-                        // Of use if another limit stays full.
-                        wait_until(&mut outcomes.per_charge[*at], Some(now), now);
+                        has_room.push(*at);
                     }
-                    Room::Nowhere { remaining, room_at } => {
+                    Room::Nowhere { remaining, room_at, is_cached } => {
                         plan.limits[*at].remaining = remaining;
                         wait_until(&mut outcomes.per_charge[*at], room_at, now);
                         is_full = true;
+                        // A flood must not read the shards of the other limits for each denial.
+                        if is_cached {
+                            break;
+                        }
                     }
                 }
             }
             if is_full {
+                let now = self.clock.now();
+                let none = RoomAt::At(now);
+                has_room.iter().for_each(|at| wait_until(&mut outcomes.per_charge[*at], none, now));
                 return is_charged;
             }
             let mut charges = Charges::new();
@@ -201,8 +216,11 @@ impl<S: CounterStore> Limiter<S> {
         }
         if let Some(full) = self.full_counters.get(&counter, units, now) {
             // Units beyond those that were denied then take longer.
-            let room_at = full.room_at.filter(|_| units == full.units);
-            return Room::Nowhere { remaining: Some(full.remaining), room_at };
+            let room_at = match full.room_at {
+                Some(at) if units == full.units => RoomAt::At(at),
+                at => at.map_or(RoomAt::Unknown, RoomAt::After),
+            };
+            return Room::Nowhere { remaining: Some(full.remaining), room_at, is_cached: true };
         }
         let names: Vec<SmallVec<[KeyPart<'_>; 4]>> =
             matched.shard_names().iter().map(|name| plan.shard_parts(matched, name)).collect();
@@ -238,7 +256,8 @@ impl<S: CounterStore> Limiter<S> {
             let full = FullCounter { units, expires_at, remaining, room_at, ..FullCounter::default() };
             self.full_counters.insert(&counter, full);
         }
-        Room::Nowhere { remaining: Some(remaining), room_at }
+        let room_at = room_at.map_or(RoomAt::Unknown, RoomAt::At);
+        Room::Nowhere { remaining: Some(remaining), room_at, is_cached: false }
     }
 
     /// Returns what a peek at each shard finds. Shards that the store cannot read are left out.
@@ -265,12 +284,14 @@ impl<S: CounterStore> Limiter<S> {
     }
 }
 
-/// Lets a denial by one shard say when the first of all has room: that is not later. One that is too small for the units may
-/// have said that it never has.
-fn wait_until(outcome: &mut Outcome, room_at: Option<Timestamp>, now: Timestamp) {
-    if let (Verdict::Denied { retry_after }, Some(room_at)) = (&mut outcome.verdict, room_at) {
-        let wait = room_at.since(now);
-        *retry_after = Some(retry_after.map_or(wait, |known| known.min(wait)));
+/// Lets a denial by one shard say when the first of all has room: that is not later. One that is too small for the units has
+/// said that it never has.
+fn wait_until(outcome: &mut Outcome, room_at: RoomAt, now: Timestamp) {
+    let Verdict::Denied { retry_after } = &mut outcome.verdict else { return };
+    match (room_at, *retry_after) {
+        (RoomAt::At(at), Some(wait)) => *retry_after = Some(at.since(now).min(wait)),
+        (RoomAt::At(at) | RoomAt::After(at), None) => *retry_after = Some(at.since(now)),
+        (RoomAt::After(_), Some(_)) | (RoomAt::Unknown, _) => {}
     }
 }
 
