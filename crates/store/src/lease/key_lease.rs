@@ -193,6 +193,12 @@ pub(super) struct Lease {
     /// Units that are used in that time, and a quarter more: the lease is low when no more are left. A long way off,
     /// half of a refill does not last until the next one comes.
     ahead: u64,
+    /// The authority is far away, and had fewer units at the last reply than are used here in a round trip.
+    is_short: bool,
+    /// A request found no units since the last refill.
+    has_run_out: bool,
+    /// How many units may be outstanding at this node.
+    part: u64,
     /// Since when the rate has been below the threshold for a hot key.
     cool_since: Option<Timestamp>,
 }
@@ -247,9 +253,12 @@ impl Lease {
     const MIN_UNITS: u64 = 8;
 
     pub(super) fn new(named: Arc<LeaseKey>, promoted: bool, now: Timestamp) -> Self {
-        let remaining = named.limit.capacity();
+        let (remaining, part) = (named.limit.capacity(), 0);
         Self {
             key: named,
+            part,
+            is_short: false,
+            has_run_out: false,
             promoted,
             units: SmallVec::new(),
             spare: SpareTime::default(),
@@ -317,7 +326,10 @@ impl Lease {
                     reset_after: self.authority.reset.since(now),
                 })
             }
-            _ => SpendResult::Empty,
+            _ => {
+                self.has_run_out = true;
+                SpendResult::Empty
+            }
         };
         // The next answer of an authority that is far away is on its way before the denial ends.
         let asks = matches!(result, SpendResult::Denied(_)) && self.is_far() && self.is_low_with(0, now);
@@ -359,7 +371,7 @@ impl Lease {
     }
 
     /// Records the authority's outcome for a charge that was not decided locally.
-    pub(super) fn record_outcome(&mut self, units: u64, outcome: &Outcome, asked: Timestamp) {
+    pub(super) fn record_outcome(&mut self, units: u64, outcome: &Outcome, asked: Timestamp, now: Timestamp) {
         self.authority = AuthorityState {
             asked_at: asked,
             remaining: outcome.remaining,
@@ -376,6 +388,7 @@ impl Lease {
             }
             _ => None,
         };
+        self.deny_until_next(outcome, now);
     }
 
     fn is_far(&self) -> bool {
@@ -384,12 +397,19 @@ impl Lease {
 
     /// Denies what this node has no units for until the next refill comes, if the authority has fewer units than are used
     /// here meanwhile: a request to it would be answered no sooner.
-    fn deny_until_next(&mut self, remaining: u64, now: Timestamp) {
-        if !self.is_far() || remaining >= self.ahead {
-            return;
+    fn deny_until_next(&mut self, outcome: &Outcome, now: Timestamp) {
+        let carries = self.key.escrow.1.capacity() >= self.key.refill(self.round_trip);
+        let is_used_up = outcome.remaining == 0 && outcome.verdict.is_denied();
+        self.is_short = self.is_far() && (is_used_up || carries && outcome.remaining < self.ahead);
+        if self.is_short {
+            self.deny_for_trip(now);
         }
-        let wait = self.at_most_eighth(TimeDelta::from_micros(self.round_trip.as_micros() / 4 * 5));
-        let until = now + wait.min(Self::MAX_DENIAL_AGE);
+    }
+
+    /// Denies what this node has no units for until a reply to what is sent now.
+    fn deny_for_trip(&mut self, now: Timestamp) {
+        let trip = TimeDelta::from_micros(self.round_trip.as_micros() / 4 * 5);
+        let until = now + self.at_most_eighth(trip).min(Self::MAX_DENIAL_AGE);
         self.denial = Some(CachedDenial { valid_until: until, denied_until: until, units: 1 });
     }
 
@@ -428,7 +448,7 @@ impl Lease {
     fn is_low_with(&self, good: u64, now: Timestamp) -> bool {
         // Two batches are enough; the second is requested when half of the first is gone, or what is left lasts no longer
         // than a refill takes.
-        good <= (self.last_refill / 2).max(self.ahead)
+        good <= (self.last_refill / 2).max(self.ahead.min(self.part / 2))
             && !self.is_refilling
             && now >= self.not_before
             && self.gap <= self.key.max_gap
@@ -453,7 +473,11 @@ impl Lease {
         // Two batches per node fit into the outstanding limit; where refills take long, one is larger, if the other leaves
         // room for it. If other nodes hold all of it, no more is requested than what is no longer outstanding.
         let part = most / u64::from(config.nodes.max(1));
-        let batch = (part / 2).max(2 * self.ahead.min(part)).min(part.saturating_sub(good));
+        // A node that is far away and runs out of units takes more, until the others need theirs.
+        let more = if self.is_far() && self.has_run_out && !self.is_short { part / 2 } else { 0 };
+        self.part = (self.part + more).min(self.ahead / 4 * 7).min(most / 5 * 4).max(part);
+        self.has_run_out = false;
+        let batch = (part / 2).max(2 * self.ahead.min(self.part)).min(self.part.saturating_sub(good));
         // From far away a node takes what it needs until it can ask again, also if that is more than its share.
         let share = config.share_of(budget);
         let share = if self.is_far() { share.max(self.ahead.min(budget)) } else { share };
@@ -469,6 +493,9 @@ impl Lease {
         }
         let quarter = TimeDelta::from_micros(config.ttl.as_micros() / 4);
         let marks = self.marked.is_none_or(|marked| now.since(marked) >= quarter);
+        if self.is_short {
+            self.deny_for_trip(now);
+        }
         Some((units, std::mem::take(&mut self.spent), marks))
     }
 
@@ -510,9 +537,12 @@ impl Lease {
             let out = outcome.verdict.is_allowed();
             self.spent += spent;
             self.crowded = out && self.spent > 1;
+            if out {
+                self.part = 0;
+            }
             let waits = out && !self.crowded;
             if !out {
-                self.deny_until_next(outcome.remaining, now);
+                self.deny_until_next(outcome, now);
             }
             self.not_before =
                 now + if waits { Self::CROWDED_PAUSE } else { self.pause().max(TimeDelta::from_millis(1)) };
@@ -526,7 +556,7 @@ impl Lease {
             self.units.push(leased);
             self.last_refill = units;
         }
-        self.deny_until_next(outcome.remaining, now);
+        self.deny_until_next(outcome, now);
     }
 
     /// Records a failed refill. If it was charged anyway, those units recover with time.

@@ -207,7 +207,7 @@ impl Table {
         let Some(lease) = part.leases.get_mut(&name).filter(|lease| lease.is_for(charge.limit)) else {
             return false;
         };
-        lease.record_outcome(charge.cost.units(), outcome, asked);
+        lease.record_outcome(charge.cost.units(), outcome, asked, now);
         if outcome.verdict.is_allowed() && lease.is_low(now) {
             let named = lease.start_refill();
             drop(part);
