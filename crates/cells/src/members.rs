@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tollgate_core::{CounterKey, CounterOwner, KeyPart, StableHasher, TimeDelta, Timestamp};
 
-pub(crate) use division::Division;
+pub(crate) use division::{Division, WHOLE};
 pub(crate) use majority::Known;
 
 /// A configured peer.
@@ -146,6 +146,10 @@ pub struct Members {
     able_at: AtomicU64,
     /// Whether its store takes no charges.
     is_store_down: AtomicBool,
+    /// Since when it does, in microseconds; 0 while it does not.
+    store_up_since: AtomicU64,
+    /// The time of the answers of a majority, at the last refresh.
+    majority_at: AtomicU64,
     /// Whether the others decide what a hash would give this cell, because its store was down for too long.
     is_left_out: AtomicBool,
     /// Locked by a refresh.
@@ -186,6 +190,8 @@ impl Members {
             first_joined_at: AtomicU64::new(u64::MAX),
             able_at: AtomicU64::new(now.as_micros()),
             is_store_down: AtomicBool::new(false),
+            store_up_since: AtomicU64::new(0),
+            majority_at: AtomicU64::new(now.as_micros()),
             is_left_out: AtomicBool::new(false),
             refreshing: Mutex::default(),
             refreshed_at: AtomicU64::new(0),

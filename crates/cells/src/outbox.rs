@@ -7,16 +7,18 @@
 //!
 //! While the peer is silent, both sides decide by their shares (`regional`), and what is consumed then was never over
 //! the limit. It is kept as the state of a counter, which forgets what time has restored; the rest is owed in full. So
-//! a healed link debits what still counts, and not an hour of consumption at once.
+//! a healed link debits what still counts, and not an hour of consumption at once. A bucket is restored at the rate of this
+//! side's share meanwhile: at the whole rate, each side would forget what the bucket has restored of the other's.
 
 use crate::charge_codec::SentCounter;
 use crate::key_values::KeyValues;
 use crate::ledger::{BYTES_EACH, Consumed, LimitNumbers, limit_numbers};
+use crate::members::WHOLE;
 use crate::message::{Batch, BatchEntry, MAX_BATCH, MAX_MESSAGE};
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_core::{Cost, CounterKey, Limit, PermitId, State, TimeDelta, Timestamp};
+use tollgate_core::{Cost, CounterKey, Limit, LimitParams, PermitId, State, TimeDelta, Timestamp};
 
 /// Bytes that a batch may take: half of a message, so that an estimate suffices.
 const MAX_BYTES: usize = MAX_MESSAGE / 2;
@@ -39,15 +41,16 @@ struct Pending {
 
 impl Pending {
     /// Returns the units that count at `now`.
-    fn total(&self, limit: &Limit, now: Timestamp) -> i64 {
-        let silent = self.shared_out.as_deref().map_or(0, |state| used(limit, state, now + self.phase));
+    fn total(&self, limit: &Limit, now: Now) -> i64 {
+        let now = now.of(limit) + self.phase;
+        let silent = self.shared_out.as_deref().map_or(0, |state| used(limit, state, now));
         self.units.saturating_add(i64::try_from(silent).unwrap_or(i64::MAX))
     }
 
     /// Takes back units while the peer is silent: of what was not reported to it, and no more. A refund of what time
     /// has restored since would be new units to a peer that hears of it later. `limit` may count parts of a unit.
-    fn give_back(&mut self, limit: &Limit, units: u64, now: Timestamp) {
-        let (mut rest, now) = (units, now + self.phase);
+    fn give_back(&mut self, limit: &Limit, units: u64, now: Now) {
+        let (mut rest, now) = (units, now.of(limit) + self.phase);
         if let Some(state) = self.shared_out.as_deref_mut() {
             let taken = used(limit, state, now).min(rest);
             limit.step(state, now, Cost::refund(taken));
@@ -55,6 +58,23 @@ impl Pending {
         }
         let owed = u64::try_from(self.units).unwrap_or(0).min(rest / limit.parts_of_unit().max(1));
         self.units -= i64::try_from(owed).unwrap_or(0);
+    }
+}
+
+/// The time.
+#[derive(Clone, Copy, Debug)]
+struct Now {
+    real: Timestamp,
+    /// That of buckets. While the peer is silent, it passes at the rate of this side's share.
+    bucket: Timestamp,
+}
+
+impl Now {
+    fn of(self, limit: &Limit) -> Timestamp {
+        match limit.params() {
+            LimitParams::Bucket { .. } => self.bucket,
+            _ => self.real,
+        }
     }
 }
 
@@ -87,6 +107,10 @@ pub struct Outbox {
     fresh: Option<Fresh>,
     pending: HashMap<Name, (Arc<SentCounter>, Pending), RandomState>,
     most: usize,
+    /// The time at the last tick.
+    last: Now,
+    /// How fast the time of buckets passes since then, in millionths.
+    pace: u64,
     /// Bytes of the values that are waiting.
     bytes: usize,
     sequence: u64,
@@ -116,6 +140,8 @@ impl Outbox {
             fresh: None,
             pending: HashMap::default(),
             most: most.max(1),
+            last: Now { real: now, bucket: now },
+            pace: WHOLE,
             bytes: 0,
             sequence: now.as_micros(),
             in_flight: None,
@@ -127,6 +153,18 @@ impl Outbox {
             dropped: 0,
             refused: 0,
         }
+    }
+
+    /// Says that this cell decides by this share, in millionths, since the last tick and until the next.
+    pub fn set_share(&mut self, share: u64, now: Timestamp) {
+        self.pace = share.min(WHOLE);
+        self.last = self.at(now);
+    }
+
+    fn at(&self, now: Timestamp) -> Now {
+        let passed = u128::from(now.since(self.last.real).as_micros()) * u128::from(self.pace);
+        let passed = u64::try_from(passed / u128::from(WHOLE)).unwrap_or(u64::MAX);
+        Now { real: now, bucket: self.last.bucket + TimeDelta::from_micros(passed) }
     }
 
     /// Adds the consumption of a tick until `now`, which the ledger has added up. `is_silent` is whether it was decided by this
@@ -156,6 +194,7 @@ impl Outbox {
 
     fn add_pending(&mut self, consumed: &[Consumed], is_silent: bool, now: Timestamp) {
         let is_given_back = |one: &&Consumed| is_silent && one.units < 0;
+        let at = self.at(now);
         for Consumed { counter, values, units } in consumed.iter().filter(|one| !is_given_back(one)) {
             let limit = &counter.limit;
             let name =
@@ -172,7 +211,7 @@ impl Outbox {
             match u64::try_from(*units) {
                 Ok(units) if is_silent => {
                     let state = pending.shared_out.get_or_insert_with(Box::default);
-                    limit.debit(PermitId::ANONYMOUS, state, now + pending.phase, units);
+                    limit.debit(PermitId::ANONYMOUS, state, at.of(limit) + pending.phase, units);
                 }
                 _ => pending.units = pending.units.saturating_add(*units),
             }
@@ -182,7 +221,7 @@ impl Outbox {
             let (scope, limit) = (counter.scope.id(), whole_numbers(&counter.limit));
             if let Some((_, pending)) = self.pending.get_mut(&Name { scope, limit, values: values.clone() }) {
                 pending.last_at = now;
-                pending.give_back(&counter.limit, units.unsigned_abs(), now);
+                pending.give_back(&counter.limit, units.unsigned_abs(), at);
             }
         }
     }
@@ -208,6 +247,7 @@ impl Outbox {
     }
 
     fn drop_smallest(&mut self, now: Timestamp) {
+        let now = self.at(now);
         let size = |(name, (counter, pending)): (&Name, &(Arc<SentCounter>, Pending))| {
             (pending.total(&counter.limit, now).unsigned_abs(), name.clone())
         };
@@ -239,13 +279,13 @@ impl Outbox {
                 self.fresh = Some(fresh).filter(|fresh| !fresh.left().is_empty());
             }
             None => {
-                let mut taken = Vec::new();
+                let (mut taken, at) = (Vec::new(), self.at(now));
                 for (name, (counter, pending)) in &self.pending {
                     if draft.is_full() {
                         break;
                     }
                     taken.push(name.clone());
-                    let units = pending.total(&counter.limit, now);
+                    let units = pending.total(&counter.limit, at);
                     let lost = draft.add(counter, &name.values, units, pending.last_at, now);
                     self.dropped = self.dropped.saturating_add(lost);
                 }
@@ -282,6 +322,7 @@ impl Outbox {
         }
         all.extend(self.fresh.take().iter().flat_map(Fresh::left).cloned());
         self.bytes = 0;
+        let now = self.at(now);
         for (name, (counter, pending)) in self.pending.drain() {
             let units = pending.total(&counter.limit, now);
             all.push(Consumed { counter, values: name.values, units });

@@ -27,6 +27,7 @@ use crate::late::LatePeers;
 use crate::late_debits::LateDebits;
 use crate::ledger::{Consumed, Ledger};
 use crate::lost_units::LostUnits;
+use crate::members::WHOLE;
 use crate::members::{Decider, Division, Members};
 use crate::message::{Hello, MAX_CELLS};
 use crate::others::Others;
@@ -41,9 +42,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tollgate_core::{Charge, Clock, CounterKey, CounterStore, TimeDelta, Timestamp};
 use tollgate_store::{LeaseConfig, LeasedStore};
-
-/// Parts of a whole limit, in millionths.
-pub(crate) const WHOLE: u64 = 1_000_000;
 
 /// Leases of counters that other cells own.
 pub type OwnerLeases<T, C> = LeasedStore<OwnerStore<T, C>, OwnerStore<T, C>, C>;

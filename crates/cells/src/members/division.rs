@@ -28,6 +28,9 @@ enum Side {
     Other,
 }
 
+/// The share of a cell that decides by whole limits: shares are in millionths.
+pub(crate) const WHOLE: u64 = 1_000_000;
+
 impl Division {
     /// Returns the weight of this cell's side, and of all cells.
     pub(crate) fn weights(&self) -> (u64, u64) {

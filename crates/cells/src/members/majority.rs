@@ -10,10 +10,15 @@
 //! them it can reach itself; what a cell owns that this one has not reached since it started is not decided here.
 //!
 //! A cell that has had no majority for 2·T, or whose own store has been down for as long, says so, and the others leave it
-//! out: it answers, and decides nothing by hash. While its store is down it asks the others; when that takes charges again, it
-//! begins T later, as one that joins, and until then nobody decides what it owns. Of a cell with several nodes, each speaks
-//! for itself: the others ask one that can decide. A node that has died holds back the move of what the other nodes cannot
-//! decide, because a third cell may still reach it.
+//! out: it answers, and decides nothing by hash. It asks the others until its store has been up for T, so that one that comes
+//! and goes moves nothing. Then it says that it is back, and begins 3/2·T later: another that stood still for 3/4·T may have
+//! believed for T/2 that it is not. Until then nobody decides what it owns. Of a cell with several nodes, each speaks for
+//! itself: the others ask one that can decide. A node that has died holds back the move of what the other nodes cannot decide,
+//! because a third cell may still reach it.
+//!
+//! What was counted is unknown from the moment at which another cell may have decided. It has not if the last answers of a
+//! majority are never older than T, whether this process stood still in between or not: all others have a cell of that
+//! majority in theirs, which heard of this one. Of two cells, the other is no majority.
 //!
 //! A static hash over the configured
 //! cells was rejected: one dead node would leave its keys undecided for as long as it is dead. Consensus was rejected:
@@ -61,7 +66,8 @@ impl Members {
 
     /// Returns for how many milliseconds this cell could decide nothing that a hash gives it.
     pub(crate) fn unable_for(&self, now: Timestamp) -> u64 {
-        if self.has_majority(now) && !self.is_store_down.load(Ordering::Relaxed) {
+        let is_store_up = !self.is_store_down.load(Ordering::Relaxed) && !self.waits_for_store(now);
+        if self.has_majority(now) && is_store_up {
             return 0;
         }
         let unable_for = now.since(self.able_at()).as_micros() / 1_000;
@@ -76,6 +82,26 @@ impl Members {
     #[must_use]
     pub fn is_left_out(&self) -> bool {
         self.is_left_out.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the others go on deciding for this cell until its store has been up for the silence time.
+    fn waits_for_store(&self, now: Timestamp) -> bool {
+        let up_since = self.store_up_since.load(Ordering::Relaxed);
+        self.is_left_out()
+            && (up_since == 0 || now.since(Timestamp::from_micros(up_since)) < self.owner_silence())
+    }
+
+    /// Returns since when a majority of the cells, this one among them, has answered what this one sent.
+    fn majority_answered_at(&self, now: Timestamp) -> Timestamp {
+        let roster = self.roster.load();
+        let answered = |at: &usize| self.peers[*at].answered.load(Ordering::Relaxed);
+        let of_cell = |cell: &Vec<usize>| cell.iter().map(answered).max().unwrap_or(0);
+        let mut answers: Vec<u64> = roster.cells.iter().map(of_cell).collect();
+        answers.sort_unstable_by_key(|at| std::cmp::Reverse(*at));
+        match answers.len().div_ceil(2) {
+            0 => now,
+            others => Timestamp::from_micros(answers[others - 1]),
+        }
     }
 
     /// Returns whether the last refresh is so long ago that others may have declared this cell dead since: then a
@@ -113,16 +139,21 @@ impl Members {
             self.moved_at.store(now.as_micros(), Ordering::Relaxed);
         }
         let is_store_down = self.is_store_down.load(Ordering::Relaxed);
-        let is_store_away =
-            is_store_down && now.since(self.able_at()).as_micros() >= 2 * self.config.silence.as_micros();
-        if is_store_away {
+        if is_store_down {
+            self.store_up_since.store(0, Ordering::Relaxed);
+        } else if self.store_up_since.load(Ordering::Relaxed) == 0 {
+            self.store_up_since.store(now.as_micros(), Ordering::Relaxed);
+        }
+        if is_store_down && now.since(self.able_at()).as_micros() >= 2 * self.config.silence.as_micros() {
             self.is_left_out.store(true, Ordering::Relaxed);
         }
-        let is_able = has_majority && !is_store_away;
+        let is_able = has_majority && !self.waits_for_store(now);
+        let parts = if self.is_left_out() { 3 } else { 2 };
+        let join_time = TimeDelta::from_micros(self.owner_silence().as_micros() / 2 * parts);
         if is_broken || !is_able || since == 0 {
             self.has_joined.store(false, Ordering::Relaxed);
             self.able_since.store(if is_able { now.as_micros() } else { 0 }, Ordering::Relaxed);
-        } else if now.since(Timestamp::from_micros(since)) >= self.owner_silence()
+        } else if now.since(Timestamp::from_micros(since)) >= join_time
             && !is_store_down
             && !self.has_joined.load(Ordering::Relaxed)
         {
@@ -177,7 +208,11 @@ impl Members {
             self.moved_at.store(now.as_micros(), Ordering::Relaxed);
         }
         let mut epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
-        if is_broken {
+        let may_have_moved = roster.cells.len() > 1
+            && now.since(Timestamp::from_micros(self.majority_at.load(Ordering::Relaxed)))
+                > self.config.silence;
+        self.majority_at.store(self.majority_answered_at(now).as_micros(), Ordering::Relaxed);
+        if may_have_moved {
             epochs.clear();
         }
         if has_majority && epochs.back().is_none_or(|(_, last)| last != &*known) {

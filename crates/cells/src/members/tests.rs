@@ -193,6 +193,31 @@ fn a_process_that_stood_still_decides_nothing_until_the_others_know() {
     assert!(since.is_some_and(|known| known.since >= later(19_000) && known.has_moved), "{since:?}");
 }
 
+/// Otherwise each pause of a process makes the strict limits that it decides count as used up, although nobody else has decided.
+#[test]
+fn a_short_pause_leaves_what_is_known() {
+    let start = Timestamp::from_secs(1_000);
+    let later = |millis| start + TimeDelta::from_millis(millis);
+    let known = |others: &[&str], pause: u64| {
+        let cells: Vec<&str> = std::iter::once("a").chain(others.iter().copied()).collect();
+        let peers = others.iter().map(|name| PeerConfig::new(*name, *name)).collect();
+        let members = Members::new(CellConfig::new("a", "a", peers), 1, start);
+        (0..others.len()).for_each(|at| members.on_hello(at, hello(cells[at + 1])));
+        let peers: Vec<usize> = (0..others.len()).collect();
+        answer_until(&members, &peers, &[], start, later(3_000));
+        let key = own_key(&members, later(3_000));
+        answer_until(&members, &peers, &[], later(3_000 + pause), later(6_000 + pause));
+        let now = later(6_000 + pause);
+        assert_eq!(decides(&members, &key, now), Decider::Own);
+        let scope = Scope::new(format!("{}x", region_prefix(RegionMode::Owner, CounterOwner::Hash)));
+        let parts = [KeyPart::Text(key.as_str())];
+        members.known_since(&CounterKey { scope: &scope, parts: &parts }).expect("a time").since
+    };
+    assert!(known(&["b", "c"], 1_600) < later(1_000));
+    assert!(known(&["b", "c"], 2_200) > later(5_000), "others may have decided");
+    assert!(known(&["b"], 60_000) < later(1_000), "the other one alone decides nothing");
+}
+
 /// Without it a cell takes over what another, with a longer silence time, still decides.
 #[test]
 fn the_longest_silence_time_of_all_cells_moves_owners() {
@@ -306,15 +331,24 @@ fn a_cell_whose_store_is_down_is_left_out_until_the_others_know_of_its_return() 
     assert!(moved > 0 && of_own(&other, Decider::Peer(0), later(11_400)) == 0);
     assert!(of_own(&own, Decider::Peer(0), later(11_400)) >= moved, "it forwards them");
 
+    // It comes and goes, and nothing moves.
+    for from in [11_400, 13_200] {
+        run(false, from, from + 1_400);
+        assert_eq!(of_own(&other, Decider::Own, later(from + 1_400)), moved);
+        run(true, from + 1_400, from + 1_800);
+        assert_eq!(of_own(&other, Decider::Own, later(from + 1_800)), moved);
+    }
     // It returns: the other stops first, and it begins later.
-    run(false, 11_400, 11_800);
-    assert_eq!(of_own(&own, Decider::Own, later(11_800)), 0);
-    assert_eq!(of_own(&other, Decider::Peer(0), later(11_800)), before);
-    run(false, 11_800, 14_000);
-    assert_eq!(of_own(&own, Decider::Own, later(14_000)), before);
+    run(false, 15_000, 16_800);
+    assert_eq!(of_own(&other, Decider::Own, later(16_800)), moved);
+    run(false, 16_800, 17_800);
+    assert_eq!(of_own(&own, Decider::Own, later(17_800)), 0);
+    assert_eq!(of_own(&other, Decider::Peer(0), later(17_800)), before);
+    run(false, 17_800, 20_600);
+    assert_eq!(of_own(&own, Decider::Own, later(20_600)), before);
     let scope = Scope::new(format!("{}x", region_prefix(RegionMode::Owner, CounterOwner::Hash)));
-    let key = own_key(&own, later(14_000));
+    let key = own_key(&own, later(20_600));
     let parts = [KeyPart::Text(&key)];
     let since = own.known_since(&CounterKey { scope: &scope, parts: &parts });
-    assert!(since.is_some_and(|known| known.since > later(13_000) && known.has_moved), "{since:?}");
+    assert!(since.is_some_and(|known| known.since > later(20_000) && known.has_moved), "{since:?}");
 }

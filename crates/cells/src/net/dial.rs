@@ -5,15 +5,15 @@ use super::frames;
 use super::links::Links;
 use super::repeated::Repeated;
 use super::tls::CellTls;
+use crate::members::WHOLE;
 use crate::message::{self, Hello, Message};
-use crate::regional::WHOLE;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tollgate_core::{Clock, CounterStore, TimeDelta};
+use tollgate_core::{Clock, CounterStore, TimeDelta, Timestamp};
 
 /// Time that a connection and the first messages may take.
 const HANDSHAKE: Duration = Duration::from_secs(3);
@@ -91,7 +91,8 @@ async fn exchange_in_ticks<S: CounterStore, C: Clock + Clone>(
 ) {
     let mut interval = tokio::time::interval(duration(store.members().config().tick));
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let (mut was_displaced, mut was_left_out, mut was_whole) = (false, false, None);
+    let (mut was_displaced, mut was_left_out) = (false, false);
+    let mut share = SettledShare::default();
     loop {
         interval.tick().await;
         store.tick();
@@ -110,28 +111,54 @@ async fn exchange_in_ticks<S: CounterStore, C: Clock + Clone>(
         }
         was_left_out = is_left_out;
         if !is_displaced {
-            was_whole = log_share(was_whole, store.share_millionths());
+            let silence = store.members().config().silence;
+            if let Some(settled) = share.settle(store.share_millionths(), silence, store.now()) {
+                log_share(settled);
+            }
         }
         ticks.send_modify(|tick| *tick += 1);
     }
 }
 
-/// Writes that this cell begins to decide by a part of shared limits, or by the whole again. A start is no outage: the others
-/// have not been reached yet.
-fn log_share(was_whole: Option<bool>, millionths: u64) -> Option<bool> {
-    let is_whole = millionths >= WHOLE;
-    match was_whole {
-        Some(true) if !is_whole => tracing::warn!(
-            "other cells are silent: this one decides by {}% of shared limits until they answer",
-            millionths / (WHOLE / 100)
-        ),
-        Some(false) if is_whole => {
-            tracing::info!("all cells answer: this one decides by the whole of shared limits again");
-        }
-        None if !is_whole => return None,
-        _ => {}
+/// Writes by which part of shared limits this cell decides from now on.
+fn log_share(millionths: u64) {
+    if millionths < WHOLE {
+        let percent = millionths / (WHOLE / 100);
+        tracing::warn!(
+            "not all cells answer each other: this one decides by {percent}% of shared limits until they do"
+        );
+    } else {
+        tracing::info!("all cells answer: this one decides by the whole of shared limits again");
     }
-    Some(is_whole)
+}
+
+/// The share of shared limits, as it is written to the log: once it has settled, because cells notice a silence one after
+/// another. A start is no outage unless the others are not reached in the silence time.
+#[derive(Default)]
+struct SettledShare {
+    logged: Option<u64>,
+    last: u64,
+    since: Timestamp,
+}
+
+impl SettledShare {
+    /// Returns a share that is to be written.
+    fn settle(&mut self, millionths: u64, silence: TimeDelta, now: Timestamp) -> Option<u64> {
+        if self.since == Timestamp::ZERO || millionths != self.last {
+            (self.last, self.since) = (millionths, now);
+        }
+        let pause = match (self.logged, millionths >= WHOLE) {
+            (_, true) => TimeDelta::ZERO,
+            (None, false) => silence,
+            (Some(_), false) => TimeDelta::from_micros(silence.as_micros() / 4),
+        };
+        if self.logged == Some(millionths) || now.since(self.since) < pause {
+            return None;
+        }
+        // Nothing has been lost if the first is the whole.
+        let is_first = self.logged.replace(millionths).is_none();
+        (!is_first || millionths < WHOLE).then_some(millionths)
+    }
 }
 
 fn duration(delta: TimeDelta) -> Duration {
@@ -322,5 +349,28 @@ async fn send_batches<S: CounterStore, C: Clock + Clone>(
         if !more && ticks.changed().await.is_err() {
             return Ok(());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Otherwise the log has a share of a moment and not the one that holds, or nothing of a cell that reaches nobody.
+    #[test]
+    fn a_share_is_written_once_it_has_settled() {
+        let silence = TimeDelta::from_secs(2);
+        let written = |shares: &[(u64, u64)]| -> Vec<u64> {
+            let mut share = SettledShare::default();
+            let settled = |(tenth, millionths): &(u64, u64)| {
+                share.settle(*millionths, silence, Timestamp::from_micros((10_000 + tenth) * 100_000))
+            };
+            shares.iter().filter_map(settled).collect()
+        };
+        let third = 333_333;
+        assert!(written(&[(0, third), (5, WHOLE), (30, WHOLE)]).is_empty(), "it has just started");
+        assert_eq!(written(&[(0, third), (10, third), (20, third), (30, third)]), [third]);
+        let cut = [(0, WHOLE), (10, third), (12, 666_666), (18, 666_666), (40, 666_666), (42, WHOLE)];
+        assert_eq!(written(&cut), [666_666, WHOLE]);
     }
 }

@@ -1,8 +1,8 @@
 //! The exchange of consumption in each tick: from the ledger into the outboxes, and out of them as batches.
 
-use super::{RegionalStore, WHOLE};
+use super::RegionalStore;
 use crate::ledger::Consumed;
-use crate::members::PeerConfig;
+use crate::members::{PeerConfig, WHOLE};
 use crate::message::{Batch, Hello, Message};
 use crate::outbox::Outbox;
 use crate::owner::Transport;
@@ -58,6 +58,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     pub fn tick(&self) {
         let consumed = self.drain();
         let now = self.clock.now();
+        let share = self.share.load(Ordering::Relaxed);
         for (contact, others) in self.members.contacts(now) {
             let is_silent = self.members.is_silent(contact, now);
             // One node of a cell receives consumption, also what another did not receive in time.
@@ -71,6 +72,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 outbox.add(&[], is_silent, now);
             }
             if let Some(mut outbox) = self.outbox(contact) {
+                outbox.set_share(if is_silent { share } else { WHOLE }, now);
                 outbox.add_tick(&consumed, is_silent, now);
                 moved.iter().for_each(|moved| outbox.add(moved, false, now));
             }

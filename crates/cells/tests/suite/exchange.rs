@@ -126,6 +126,27 @@ fn a_refund_while_the_peer_is_silent_makes_no_units() {
     assert_eq!(units, [4]);
 }
 
+/// Without it cells that decided by their shares for a minute each forget what the bucket has restored of the others'
+/// consumption too, and admit up to a burst again once the link heals.
+#[test]
+fn a_bucket_is_restored_by_the_share_while_the_peer_is_silent() {
+    let window = LimitSpec::new(Algorithm::SlidingLog, Rate::per(60, TimeDelta::from_secs(60)));
+    let bucket = LimitSpec::new(Algorithm::Gcra, Rate::per(60, TimeDelta::from_secs(60)));
+    let [window, bucket] = [window, bucket].map(|spec| spec.build().expect("a limit"));
+    let mut outbox = Outbox::new(100, NOW);
+    outbox.set_share(333_334, NOW);
+    outbox.add(&[consumed("a", 20, &bucket), consumed("b", 20, &window)], true, NOW);
+    for second in 1..=30 {
+        let now = NOW + TimeDelta::from_secs(second);
+        outbox.set_share(333_334, now);
+        outbox.add(&[consumed("a", i64::from(second % 3 == 0), &bucket)], true, now);
+    }
+    let batch = outbox.next_batch(NOW + TimeDelta::from_secs(30));
+    let mut units: Vec<i64> = batch.entries.iter().map(|entry| entry.units).collect();
+    units.sort_unstable();
+    assert_eq!(units, [20, 20], "as many as were restored, and all of the last minute");
+}
+
 /// Without it the busiest counters are forgotten first while a peer is silent, and the loss is not seen.
 #[test]
 fn a_full_outbox_drops_the_smallest_and_counts_it() {
