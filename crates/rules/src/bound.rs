@@ -115,16 +115,19 @@ impl Rule {
                 "{most} by each node, which counts for itself and loses its counters with its process: with n nodes n times \
                  as much"
             ),
-            RegionMode::Shared if rates == 0 => format!("{most}, divided among the cells"),
+            RegionMode::Shared if rates == 0 => {
+                format!("{most}, divided among the cells{}", self.unless_down())
+            }
             RegionMode::Shared if has_windows => format!(
                 "{most} by each cell, so {} in a window and {} + {rates} × {rate} over any time in the worst case, when all \
                  cells get bursts within the lag; {typical} more than the limit in a window, within a lag of {lag_ms} ms, \
-                 while no cell gets more than its rate, evenly",
+                 while no cell gets more than its rate, evenly{}",
                 capacity.saturating_mul(rates),
                 burst.saturating_add(beyond),
+                self.unless_down(),
             ),
             RegionMode::Shared => {
-                let cells = u64::from(cells.max(1));
+                let (cells, unless_down) = (u64::from(cells.max(1)), self.unless_down());
                 // Debts beyond the burst are in the memory of one node of a cell.
                 let several = if typical > burst {
                     format!(
@@ -137,10 +140,12 @@ impl Rule {
                 };
                 format!(
                     "{most}, and {beyond} more in the worst case ({typical} in steady use, within a lag of {lag_ms} \
-                     ms){several}"
+                     ms){several}{unless_down}"
                 )
             }
-            RegionMode::Split => format!("{most}, while no cell loses its counters"),
+            RegionMode::Split => {
+                format!("{most}, while no cell loses its counters{}", self.unless_down())
+            }
             RegionMode::Owner | RegionMode::Leased => {
                 // Permits that counted as held would not be released until their time is over, so they count as free.
                 let is_used_up = self.class.loss_policy() == LossPolicy::AssumeExhausted
@@ -160,13 +165,25 @@ impl Rule {
         }
     }
 
+    fn policies(&self) -> Vec<FailPolicy> {
+        match &self.on_error {
+            OnError::Always(policy) => vec![*policy],
+            OnError::ByTier { tiers, otherwise } => tiers.values().copied().chain([*otherwise]).collect(),
+        }
+    }
+
+    /// Returns the condition under which a bound holds of a rule that admits everything without its store.
+    fn unless_down(&self) -> &'static str {
+        match self.policies().contains(&FailPolicy::Open) {
+            true => ", and while the stores answer (without one `on_error: open` admits everything there)",
+            false => "",
+        }
+    }
+
     /// Returns what the rule does while the owner of its counters does not answer, if that may admit requests.
     #[must_use]
     pub fn without_owner(&self) -> Option<&'static str> {
-        let mut policies: Vec<FailPolicy> = match &self.on_error {
-            OnError::Always(policy) => vec![*policy],
-            OnError::ByTier { tiers, otherwise } => tiers.values().copied().chain([*otherwise]).collect(),
-        };
+        let mut policies = self.policies();
         policies.retain(|policy| *policy != FailPolicy::Closed);
         if !self.region_mode().has_owner() || policies.is_empty() {
             return None;
@@ -228,6 +245,7 @@ descriptors:
   - {key: j, name: j, limit: 5/second, mode: local}
   - {key: k, name: k, limit: 5/second, algorithm: fixed_window, mode: local}
   - {key: l, name: l, concurrency: 5, class: security, region: {mode: owner, owner: eu}}
+  - {key: m, name: m, limit: 30/10s, on_error: open, region: split}
 ";
         let rules = Ruleset::load(&[Source::new("t.yaml", text)], &Options::default()).expect("rules");
         let domain = rules.domains().next().expect("a domain");
@@ -249,6 +267,10 @@ descriptors:
                 "at most 30 + 30/10s over any time, while no owner loses its counters or moves (30 more each time)",
             ),
             ("f", "at most 30 + 30/10s over any time, always"),
+            (
+                "m",
+                "while no cell loses its counters, and while the stores answer (without one `on_error: open` admits",
+            ),
             ("g", "(without it `on_error: local` admits more), and while no owner loses"),
             ("h", "10 + 1000/1s over any time, and 420 more in the worst case (400 in steady use"),
             ("h", "with Redis and several nodes in a region 30 + 3 × 1000/1s"),

@@ -387,6 +387,7 @@ impl Compiler<'_, '_> {
             store,
             region,
             homes: None,
+            has_empty_part: false,
             shared_by_callers: scope.is_shared()
                 && shard_by.as_ref().is_none_or(|attribute| !identifies_caller(attribute)),
             shard_by,

@@ -39,6 +39,7 @@ pub(crate) fn domain(domain: &Domain, places: &[NodeLocation], options: &Options
         hazards::burst_at_boundary(rule, place, reader);
         hazards::durable_for_nothing(rule, place, reader);
         hazards::unreleased_permits(place, options, reader);
+        hazards::empty_part(rule, place, options, reader);
         for name in rule.replaces.iter().filter(|name| !names.contains(name.as_str())) {
             let message =
                 format!("no rule of this domain has the name `{name}`, so `replaces` has no effect");

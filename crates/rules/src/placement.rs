@@ -33,7 +33,9 @@ pub(crate) fn resolve_modes(rules: &mut [Rule], options: &Options) {
         let keeping = Placement::from_rule(rule);
         let sets = std::iter::once(&mut rule.limits).chain(rule.tiers.iter_mut().map(|(_, set)| set));
         for limit in sets.flat_map(|set| &mut set.limits) {
+            let whole = limit.limit.capacity();
             let has_share = keeping.resolve(limit, NodeNumber::from_options(options), options.cells.as_ref());
+            rule.has_empty_part |= whole > 0 && limit.limit.capacity() == 0;
             if keeping.fallback.is_some() && !has_share {
                 // The number of nodes will never be known, or a share is less than one unit.
                 rule.on_error = OnError::Always(FailPolicy::Closed);

@@ -411,6 +411,8 @@ pub struct Rule {
     pub region: Option<Arc<RegionSetting>>,
     /// The regions that a request's home may name; `None` if they are not known when rules are compiled.
     pub homes: Option<Arc<[String]>>,
+    /// Whether this cell's part of a limit that cells divide is zero, and the limit is not.
+    pub(crate) has_empty_part: bool,
     /// Whether all callers share its counters: none of the key's values identifies a caller.
     pub shared_by_callers: bool,
     /// Thousandths of the limits that are reserved for nodes that cannot reach the store.

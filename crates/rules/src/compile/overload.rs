@@ -225,6 +225,7 @@ impl Compiler<'_, '_> {
             store: self.store.clone(),
             region: None,
             homes: None,
+            has_empty_part: false,
             shared_by_callers: true,
             shard_by: None,
             fallback: None,

@@ -114,6 +114,20 @@ pub(super) fn durable_for_nothing(rule: &Rule, place: &NodeLocation, reader: &mu
     }
 }
 
+/// Warns about a limit of which this cell's part is less than a unit, although its region has a weight.
+pub(super) fn empty_part(rule: &Rule, place: &NodeLocation, options: &Options, reader: &mut Reader<'_>) {
+    let Some(cells) = options.cells.as_ref().filter(|_| rule.has_empty_part) else { return };
+    let weights = rule.region.as_ref().map_or(&[][..], |region| &region.weights);
+    if weights.iter().any(|(region, weight)| Some(region) == cells.region.as_ref() && *weight == 0) {
+        return;
+    }
+    let message = format!(
+        "{} cells divide a limit of this rule, and the part of this one is 0: it admits nothing here",
+        cells.cells()
+    );
+    reader.warning(place.at, message, "write a higher limit, or `region: owner`: one cell decides the whole");
+}
+
 /// Returns whether a limit is an enforced fixed window, and no other limit of the set is shorter or of another kind.
 fn is_unprotected(limit: &RuleLimit, set: &LimitSet) -> bool {
     let is_window = |limit: &RuleLimit| limit.limit.algorithm() == Algorithm::FixedWindow;

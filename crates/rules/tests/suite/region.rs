@@ -152,6 +152,27 @@ fn permits_are_divided_and_other_shared_limits_are_not() {
     assert_eq!(shares.iter().map(|share| share[1]).sum::<u64>(), 10);
 }
 
+/// Without it every caller of a region is denied for ever, and nothing says why.
+#[test]
+fn a_part_of_nothing_is_reported() {
+    let warned = |text: &str, region: &str| {
+        let rules = format!("{{domain: d, descriptors: [{{key: user, {text}}}]}}");
+        let rules = load(&rules, Some(place(region, THREE, 0))).expect("valid");
+        rules.warnings().iter().any(|found| found.message.contains("the part of this one is 0"))
+    };
+    let count = |text: &str| ["eu", "us", "ap"].iter().filter(|region| warned(text, region)).count();
+    assert_eq!(count("limit: 1/hour, region: split"), 2);
+    assert_eq!(count("concurrency: 2"), 1);
+    assert_eq!(count("limit: 3/hour, region: split"), 0);
+    assert_eq!(count("limit: 0/hour, region: split"), 0, "as it is written");
+    assert_eq!(count("limit: 1/hour"), 0, "not divided");
+    assert_eq!(
+        count("limit: 9/hour, region: {mode: split, weights: {eu: 1, us: 0, ap: 0}}"),
+        0,
+        "as it is meant"
+    );
+}
+
 proptest! {
     /// The parts of a limit sum to it exactly, whatever the weights and the number of cells: with more, callers that use
     /// several regions exceed the limit; with less, they cannot use it up.
