@@ -148,6 +148,8 @@ pub struct Members {
     is_store_down: AtomicBool,
     /// Since when it does, in microseconds; 0 while it does not.
     store_up_since: AtomicU64,
+    /// Whether it has answered since the last refresh that it could decide nothing for so long that others may decide for it.
+    has_ceded: AtomicBool,
     /// The time of the answers of a majority, at the last refresh.
     majority_at: AtomicU64,
     /// Whether the others decide what a hash would give this cell, because its store was down for too long.
@@ -191,6 +193,7 @@ impl Members {
             able_at: AtomicU64::new(now.as_micros()),
             is_store_down: AtomicBool::new(false),
             store_up_since: AtomicU64::new(0),
+            has_ceded: AtomicBool::new(false),
             majority_at: AtomicU64::new(now.as_micros()),
             is_left_out: AtomicBool::new(false),
             refreshing: Mutex::default(),

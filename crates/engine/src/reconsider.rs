@@ -18,7 +18,7 @@ use tollgate_core::{
     Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit, Mode, Outcome, Outcomes,
     PermitId, StoreError, TimeDelta, Timestamp, Verdict,
 };
-use tollgate_rules::{Charges, Plan};
+use tollgate_rules::{Charges, MatchedLimit, Plan};
 
 /// Maximum number of attempts; a shard that had room may be full by the time it is charged.
 const MAX_ROUNDS: usize = 3;
@@ -92,11 +92,11 @@ enum Room {
     /// This shard has room. `remaining` is the sum over all shards before the charge.
     In { shard: u16, remaining: u64 },
     /// No shard has room. Contains the units remaining in all shards, if they were read, and when the first one has room.
-    Nowhere { remaining: Option<u64>, room_at: RoomAt, is_cached: bool },
+    Nowhere { remaining: Option<u64>, room_at: RoomAt },
 }
 
 impl Room {
-    const UNKNOWN: Self = Self::Nowhere { remaining: None, room_at: RoomAt::Unknown, is_cached: false };
+    const UNKNOWN: Self = Self::Nowhere { remaining: None, room_at: RoomAt::Unknown };
 }
 
 /// When the first shard has room.
@@ -159,25 +159,28 @@ impl<S: CounterStore> Limiter<S> {
             if denied.is_empty() || denied.iter().any(|at| plan.limits[*at].limit.shards.is_none()) {
                 return is_charged;
             }
+            // A flood must not read all shards for each denial: beside a limit that is known to be full, only what is known of
+            // the others is of use. Those that are full are read, and known, while it is not.
+            let is_known = denied.iter().any(|at| self.known_room(plan, *at).is_some());
             let (mut has_room, mut is_full) = (SmallVec::<[usize; 4]>::new(), false);
             for at in &denied {
-                let (room, now) = (self.find_room(plan, *at).await, self.clock.now());
+                let room = match is_known {
+                    true => self.known_room(plan, *at),
+                    false => Some(self.find_room(plan, *at).await),
+                };
                 match room {
-                    Room::In { shard, remaining } => {
+                    Some(Room::Nowhere { remaining, room_at }) => {
+                        plan.limits[*at].remaining = remaining;
+                        wait_until(&mut outcomes.per_charge[*at], room_at, self.clock.now());
+                        is_full = true;
+                    }
+                    Some(Room::In { shard, remaining }) => {
                         plan.move_to_shard(*at, shard);
                         plan.limits[*at].remaining =
                             Some(remaining.saturating_sub(plan.limits[*at].cost.units()));
                         has_room.push(*at);
                     }
-                    Room::Nowhere { remaining, room_at, is_cached } => {
-                        plan.limits[*at].remaining = remaining;
-                        wait_until(&mut outcomes.per_charge[*at], room_at, now);
-                        is_full = true;
-                        // A flood must not read the shards of the other limits for each denial.
-                        if is_cached {
-                            break;
-                        }
-                    }
+                    None => has_room.push(*at),
                 }
             }
             if is_full {
@@ -203,25 +206,31 @@ impl<S: CounterStore> Limiter<S> {
         is_charged
     }
 
+    /// Returns that no shard of a split counter has room, if that is known without reading them.
+    fn known_room(&self, plan: &Plan<'_>, at: usize) -> Option<Room> {
+        let matched = &plan.limits[at];
+        let units = matched.cost.units();
+        let largest = matched.limit.shards.iter().flatten().map(Limit::capacity).max();
+        if largest.is_none_or(|largest| units > largest) {
+            return Some(Room::UNKNOWN);
+        }
+        let parts = whole_counter(plan, matched);
+        let counter = CounterKey { scope: &matched.limit.scope, parts: &parts };
+        let full = self.full_counters.get(&counter, units, self.clock.now())?;
+        // Units beyond those that were denied then take longer.
+        let room_at = match full.room_at {
+            Some(at) if units == full.units => RoomAt::At(at),
+            at => at.map_or(RoomAt::Unknown, RoomAt::After),
+        };
+        Some(Room::Nowhere { remaining: Some(full.remaining), room_at })
+    }
+
     /// Returns the shard of a split counter that has the most room, if that is enough.
     async fn find_room(&self, plan: &Plan<'_>, at: usize) -> Room {
         let matched = &plan.limits[at];
-        // The shard at index 0 stands for the whole counter.
-        let whole = plan.shard_parts(matched, matched.shard_names().first().copied().unwrap_or_default());
+        let whole = whole_counter(plan, matched);
         let counter = CounterKey { scope: &matched.limit.scope, parts: &whole };
         let (units, now) = (matched.cost.units(), self.clock.now());
-        let largest = matched.limit.shards.iter().flatten().map(Limit::capacity).max();
-        if largest.is_none_or(|largest| units > largest) {
-            return Room::UNKNOWN;
-        }
-        if let Some(full) = self.full_counters.get(&counter, units, now) {
-            // Units beyond those that were denied then take longer.
-            let room_at = match full.room_at {
-                Some(at) if units == full.units => RoomAt::At(at),
-                at => at.map_or(RoomAt::Unknown, RoomAt::After),
-            };
-            return Room::Nowhere { remaining: Some(full.remaining), room_at, is_cached: true };
-        }
         let names: Vec<SmallVec<[KeyPart<'_>; 4]>> =
             matched.shard_names().iter().map(|name| plan.shard_parts(matched, name)).collect();
         let mode = if matched.limit.mode == Mode::Local { Mode::Local } else { Mode::Central };
@@ -257,7 +266,7 @@ impl<S: CounterStore> Limiter<S> {
             self.full_counters.insert(&counter, full);
         }
         let room_at = room_at.map_or(RoomAt::Unknown, RoomAt::At);
-        Room::Nowhere { remaining: Some(remaining), room_at, is_cached: false }
+        Room::Nowhere { remaining: Some(remaining), room_at }
     }
 
     /// Returns what a peek at each shard finds. Shards that the store cannot read are left out.
@@ -282,6 +291,11 @@ impl<S: CounterStore> Limiter<S> {
         }
         None
     }
+}
+
+/// Returns the values of the counter of all shards: the shard at index 0 stands for it.
+fn whole_counter<'p>(plan: &Plan<'p>, matched: &MatchedLimit<'p>) -> SmallVec<[KeyPart<'p>; 4]> {
+    plan.shard_parts(matched, matched.shard_names().first().copied().unwrap_or_default())
 }
 
 /// Lets a denial by one shard say when the first of all has room: that is not later. One that is too small for the units has

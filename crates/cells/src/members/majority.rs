@@ -18,7 +18,8 @@
 //!
 //! What was counted is unknown from the moment at which another cell may have decided. It has not if the last answers of a
 //! majority are never older than T, whether this process stood still in between or not: all others have a cell of that
-//! majority in theirs, which heard of this one. Of two cells, the other is no majority.
+//! majority in theirs, which heard of this one (of a cell with several nodes, if they reach the same cells). Of two cells the
+//! other is no majority: it decides for this one only if this one has answered that it cannot.
 //!
 //! A static hash over the configured
 //! cells was rejected: one dead node would leave its keys undecided for as long as it is dead. Consensus was rejected:
@@ -70,12 +71,16 @@ impl Members {
         if self.has_majority(now) && is_store_up {
             return 0;
         }
-        let unable_for = now.since(self.able_at()).as_micros() / 1_000;
-        match self.has_joined.load(Ordering::Acquire) {
-            // Once it says 2 T, others decide in its place: not before it has noticed that itself.
-            true => unable_for.min(2 * self.config.silence.as_micros() / 1_000 - 1),
-            false => unable_for,
+        let (unable_for, twice) =
+            (now.since(self.able_at()).as_micros() / 1_000, 2 * self.config.silence.as_micros() / 1_000);
+        // Once it says 2 T, others decide in its place: not before it has noticed that itself.
+        if self.has_joined.load(Ordering::Acquire) {
+            return unable_for.min(twice - 1);
         }
+        if unable_for >= twice {
+            self.has_ceded.store(true, Ordering::Relaxed);
+        }
+        unable_for
     }
 
     /// Returns whether other cells decide what a hash would give this one, because its store was down for too long.
@@ -208,9 +213,10 @@ impl Members {
             self.moved_at.store(now.as_micros(), Ordering::Relaxed);
         }
         let mut epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
-        let may_have_moved = roster.cells.len() > 1
-            && now.since(Timestamp::from_micros(self.majority_at.load(Ordering::Relaxed)))
-                > self.config.silence;
+        let may_have_moved = self.has_ceded.swap(false, Ordering::Relaxed)
+            || roster.cells.len() > 1
+                && now.since(Timestamp::from_micros(self.majority_at.load(Ordering::Relaxed)))
+                    > self.config.silence;
         self.majority_at.store(self.majority_answered_at(now).as_micros(), Ordering::Relaxed);
         if may_have_moved {
             epochs.clear();

@@ -198,7 +198,7 @@ fn a_process_that_stood_still_decides_nothing_until_the_others_know() {
 fn a_short_pause_leaves_what_is_known() {
     let start = Timestamp::from_secs(1_000);
     let later = |millis| start + TimeDelta::from_millis(millis);
-    let known = |others: &[&str], pause: u64| {
+    let known = |others: &[&str], pause: u64, answers: bool| {
         let cells: Vec<&str> = std::iter::once("a").chain(others.iter().copied()).collect();
         let peers = others.iter().map(|name| PeerConfig::new(*name, *name)).collect();
         let members = Members::new(CellConfig::new("a", "a", peers), 1, start);
@@ -206,6 +206,11 @@ fn a_short_pause_leaves_what_is_known() {
         let peers: Vec<usize> = (0..others.len()).collect();
         answer_until(&members, &peers, &[], start, later(3_000));
         let key = own_key(&members, later(3_000));
+        if answers {
+            // It reaches nobody, and is reached.
+            answer_until(&members, &[], &[], later(3_000), later(3_000 + pause));
+            assert!(members.sightings(later(3_000 + pause)).iter().any(|seen| seen.age >= 4_000));
+        }
         answer_until(&members, &peers, &[], later(3_000 + pause), later(6_000 + pause));
         let now = later(6_000 + pause);
         assert_eq!(decides(&members, &key, now), Decider::Own);
@@ -213,9 +218,10 @@ fn a_short_pause_leaves_what_is_known() {
         let parts = [KeyPart::Text(key.as_str())];
         members.known_since(&CounterKey { scope: &scope, parts: &parts }).expect("a time").since
     };
-    assert!(known(&["b", "c"], 1_600) < later(1_000));
-    assert!(known(&["b", "c"], 2_200) > later(5_000), "others may have decided");
-    assert!(known(&["b"], 60_000) < later(1_000), "the other one alone decides nothing");
+    assert!(known(&["b", "c"], 1_600, false) < later(1_000));
+    assert!(known(&["b", "c"], 2_200, false) > later(5_000), "others may have decided");
+    assert!(known(&["b"], 60_000, false) < later(1_000), "the other one alone decides nothing");
+    assert!(known(&["b"], 60_000, true) > later(60_000), "it was told that this one cannot");
 }
 
 /// Without it a cell takes over what another, with a longer silence time, still decides.

@@ -410,6 +410,10 @@ impl Lease {
     fn deny_for_trip(&mut self, now: Timestamp) {
         let trip = TimeDelta::from_micros(self.round_trip.as_micros() / 4 * 5);
         let until = now + self.at_most_eighth(trip).min(Self::MAX_DENIAL_AGE);
+        // What the authority has said of itself holds for longer.
+        if self.denial.is_some_and(|known| known.valid_until >= until) {
+            return;
+        }
         self.denial = Some(CachedDenial { valid_until: until, denied_until: until, units: 1 });
     }
 
@@ -493,7 +497,7 @@ impl Lease {
         }
         let quarter = TimeDelta::from_micros(config.ttl.as_micros() / 4);
         let marks = self.marked.is_none_or(|marked| now.since(marked) >= quarter);
-        if self.is_short {
+        if self.is_short && budget < 4 * self.ahead {
             self.deny_for_trip(now);
         }
         Some((units, std::mem::take(&mut self.spent), marks))
@@ -538,7 +542,7 @@ impl Lease {
             self.spent += spent;
             self.crowded = out && self.spent > 1;
             if out {
-                self.part = 0;
+                (self.part, self.is_short) = (0, false);
             }
             let waits = out && !self.crowded;
             if !out {
@@ -561,7 +565,7 @@ impl Lease {
 
     /// Records a failed refill. If it was charged anyway, those units recover with time.
     pub(super) fn refill_failed(&mut self, now: Timestamp) {
-        self.is_refilling = false;
+        (self.is_refilling, self.is_short) = (false, false);
         self.not_before = now + Self::CROWDED_PAUSE;
     }
 
