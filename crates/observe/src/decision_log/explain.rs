@@ -18,9 +18,15 @@ impl DecisionRecord {
         }
     }
 
-    /// Returns why the store has not decided.
-    const fn without_store(&self) -> &'static str {
-        if self.is_check_shed { "the store was not asked" } else { "the store was unavailable" }
+    /// Returns why the counters have not decided, and from when on they do.
+    fn without_counters(&self) -> (&'static str, &'static str) {
+        let is_elsewhere =
+            self.region.as_deref().is_some_and(|region| region.mode.has_owner() && !region.is_own);
+        match (self.is_check_shed, is_elsewhere) {
+            (true, _) => ("the store was not asked", "checks are no longer shed"),
+            (false, true) => ("the cell that decides the limit did not answer", "that cell answers again"),
+            (false, false) => ("the store was unavailable", "the store is available again"),
+        }
     }
 
     /// Returns why a request passed although a limit was exceeded.
@@ -55,7 +61,7 @@ impl DecisionRecord {
         let measure = self.measure.as_ref().map_or("emergency", |(measure, _)| measure);
         match (self.verdict, self.origin) {
             (LoggedVerdict::Deny, Origin::FailClosed) => {
-                format!("Denied: {} and {by} fails closed", self.without_store())
+                format!("Denied: {} and {by} fails closed", self.without_counters().0)
             }
             (LoggedVerdict::Deny, Origin::Emergency) => {
                 format!("Denied by emergency measure `{measure}`")
@@ -67,7 +73,9 @@ impl DecisionRecord {
             (LoggedVerdict::Allow, Origin::Overload) => "Allowed after its delay".to_owned(),
             (LoggedVerdict::Deny, _) => format!("Denied by {by}"),
             (LoggedVerdict::ShadowDeny, _) => self.shadow_text(),
-            (_, Origin::FailOpen) => "Allowed: the store was unavailable and the rules fail open".to_owned(),
+            (_, Origin::FailOpen) => {
+                format!("Allowed: {} and the rules fail open", self.without_counters().0)
+            }
             (_, Origin::Shed) => "Allowed by `on_error`, without the store".to_owned(),
             (_, Origin::Unmatched) => "Allowed: no limit applies".to_owned(),
             (LoggedVerdict::Delay, _) => format!("Allowed by {by} after a delay of {}", humanize(self.delay)),
@@ -86,8 +94,8 @@ impl DecisionRecord {
                 Some("Other cells were silent; this cell's part of the limit decided.".to_owned())
             }
             Origin::Local => {
-                let cause = if self.is_check_shed { "not asked" } else { "unavailable" };
-                Some(format!("The store was {cause}; this node's fallback counters decided."))
+                let (why, _) = self.without_counters();
+                Some(format!("This node's fallback counters decided, because {why}."))
             }
             _ => None,
         };
@@ -127,10 +135,7 @@ impl DecisionRecord {
         match (self.verdict, self.retry_after) {
             // A fail-closed denial has a retry-after, but when the store recovers is unknown.
             (LoggedVerdict::Deny, _) if self.origin == Origin::FailClosed => {
-                let then = match self.is_check_shed {
-                    true => "checks are no longer shed",
-                    false => "the store is available again",
-                };
+                let (_, then) = self.without_counters();
                 let _ = write!(summary, "; the same request passes once {then}, if its limits have room");
             }
             (LoggedVerdict::Deny, Some(wait)) if self.origin == Origin::Overload => {
@@ -235,20 +240,13 @@ impl DecisionRecord {
         }
         lines.extend(self.measure_line());
         lines.extend(self.region_line());
+        let (without, _) = self.without_counters();
         let decided = match self.origin {
             Origin::Store => "decided by the counters",
             Origin::Regional => "other cells were silent, so this cell's part of the limit decided",
-            Origin::Local if self.is_check_shed => {
-                "the store was not asked, so this node's fallback counters decided"
-            }
-            Origin::Local => "the store was unavailable, so this node's fallback counters decided",
+            Origin::Local => &format!("{without}, so this node's fallback counters decided"),
             Origin::Shed => "the store was not asked, so the rule's `on_error` decided",
-            Origin::FailOpen | Origin::FailClosed if self.is_check_shed => {
-                "the store was not asked, so the rule's `on_error` decided"
-            }
-            Origin::FailOpen | Origin::FailClosed => {
-                "the store was unavailable, so the rule's `on_error` decided"
-            }
+            Origin::FailOpen | Origin::FailClosed => &format!("{without}, so the rule's `on_error` decided"),
             Origin::Unmatched => "no rule with a limit matched",
             Origin::Grant => "a grant to the caller covered the request",
             Origin::Emergency => "an emergency measure decided",
