@@ -101,9 +101,10 @@ struct Peer {
     seen: AtomicU64,
     /// When it last refused this process because it reaches another one under this cell's name; 0 for never.
     displaced: AtomicU64,
-    /// For how long it could decide nothing that a hash gives it, in milliseconds, and when what was sent that it answered so.
+    /// When what was sent that it last answered, whether it applied that or not; and for how long it could then decide nothing
+    /// that a hash gives it, in milliseconds.
+    heard_at: AtomicU64,
     unable_for: AtomicU64,
-    unable_at: AtomicU64,
     /// The cells that have answered it, as it last said.
     view: Mutex<Vec<String>>,
 }
@@ -246,7 +247,7 @@ impl Members {
                 peer.seen.store(0, Ordering::Relaxed);
                 peer.displaced.store(0, Ordering::Relaxed);
                 peer.unable_for.store(0, Ordering::Relaxed);
-                peer.unable_at.store(0, Ordering::Relaxed);
+                peer.heard_at.store(0, Ordering::Relaxed);
                 peer.view.lock().unwrap_or_else(PoisonError::into_inner).clear();
             }
         }
@@ -277,11 +278,6 @@ impl Members {
             hasher.number(*weight);
         }
         hasher.finish()
-    }
-
-    /// Returns whether none of a cell's nodes answers.
-    fn is_cell_silent(&self, cell: &[usize], now: Timestamp) -> bool {
-        self.answering_node(cell, now).is_none()
     }
 
     /// Returns the first node of a cell that answers. A learned one must also have had an answer of this cell: until it
@@ -354,27 +350,27 @@ impl Members {
     pub fn on_answer(&self, peer: usize, sent: Timestamp, seen: &[Sighting], now: Timestamp) {
         if let Some(peer) = self.peers.get(peer) {
             peer.answered.fetch_max(sent.as_micros(), Ordering::Relaxed);
-            peer.seen.fetch_max(now.as_micros(), Ordering::Relaxed);
             let answered = seen.iter().filter(|seen| seen.sign == Sign::Answered);
             let view = answered.map(|seen| seen.cell.clone()).collect();
             *peer.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
         }
         let unable_for = seen.iter().find(|seen| seen.sign == Sign::Able).map_or(0, |seen| seen.age);
-        self.on_unable(peer, sent, unable_for);
+        self.on_heard(peer, sent, unable_for, now);
         for Sighting { cell, age, .. } in seen.iter().filter(|seen| seen.sign != Sign::Able) {
             let at = now.as_micros().saturating_sub(age.saturating_mul(1_000));
             self.on_sign(cell, |peer| &peer.seen, at);
         }
     }
 
-    /// Records for how many milliseconds a peer could decide nothing that a hash gives it, by its answer to what was sent at `sent`.
-    pub fn on_unable(&self, peer: usize, sent: Timestamp, unable_for: u64) {
-        if let Some(peer) = self.peers.get(peer)
-            // What it said before its last answer is out of date: it may decide again by now.
-            && peer.unable_at.load(Ordering::Relaxed) <= sent.as_micros()
-        {
+    /// Records that a peer answered what was sent at `sent`, although it may not have applied it, and for how many milliseconds it
+    /// could decide nothing that a hash gives it.
+    pub fn on_heard(&self, peer: usize, sent: Timestamp, unable_for: u64, now: Timestamp) {
+        let Some(peer) = self.peers.get(peer) else { return };
+        peer.seen.fetch_max(now.as_micros(), Ordering::Relaxed);
+        // What it said before its last answer is out of date: it may decide again by now.
+        if peer.heard_at.load(Ordering::Relaxed) <= sent.as_micros() {
             peer.unable_for.store(unable_for, Ordering::Relaxed);
-            peer.unable_at.fetch_max(sent.as_micros(), Ordering::Release);
+            peer.heard_at.fetch_max(sent.as_micros(), Ordering::Release);
         }
     }
 

@@ -152,6 +152,9 @@ pub enum MessageError {
     /// Longer than [`MAX_MESSAGE`].
     #[error("a message of {0} bytes is too long")]
     TooLong(usize),
+    /// The beginning of an answer over HTTP.
+    #[error("it answers over HTTP: this is not the address of a --cell")]
+    Http,
     /// Not a message.
     #[error("malformed message")]
     Malformed,
@@ -255,8 +258,11 @@ pub fn encode(id: u64, message: &Message) -> Vec<u8> {
 /// Returns the length of the message that a prefix announces.
 ///
 /// # Errors
-/// If it is too long.
+/// If it is too long, or no prefix.
 pub fn length(prefix: [u8; PREFIX]) -> Result<usize, MessageError> {
+    if &prefix == b"HTTP" {
+        return Err(MessageError::Http);
+    }
     let length = usize::try_from(u32::from_le_bytes(prefix)).unwrap_or(usize::MAX);
     if length > MAX_MESSAGE { Err(MessageError::TooLong(length)) } else { Ok(length) }
 }

@@ -45,9 +45,7 @@ impl Members {
     /// Returns whether a majority of the cells answers this one.
     #[must_use]
     pub fn has_majority(&self, now: Timestamp) -> bool {
-        let roster = self.roster.load();
-        let answering = roster.cells.iter().filter(|cell| !self.is_cell_silent(cell, now)).count() + 1;
-        2 * answering > roster.cells.len() + 1
+        now.since(self.majority_heard_at(now)) <= self.config.silence
     }
 
     /// Returns whether this cell decides what a hash gives it: a majority has answered it for the silence time.
@@ -96,11 +94,12 @@ impl Members {
             && (up_since == 0 || now.since(Timestamp::from_micros(up_since)) < self.owner_silence())
     }
 
-    /// Returns since when a majority of the cells, this one among them, has answered what this one sent.
-    fn majority_answered_at(&self, now: Timestamp) -> Timestamp {
+    /// Returns since when a majority of the cells, this one among them, has answered what this one sent, whether they applied it
+    /// or not.
+    fn majority_heard_at(&self, now: Timestamp) -> Timestamp {
         let roster = self.roster.load();
-        let answered = |at: &usize| self.peers[*at].answered.load(Ordering::Relaxed);
-        let of_cell = |cell: &Vec<usize>| cell.iter().map(answered).max().unwrap_or(0);
+        let heard = |at: &usize| self.peers[*at].heard_at.load(Ordering::Relaxed);
+        let of_cell = |cell: &Vec<usize>| cell.iter().map(heard).max().unwrap_or(0);
         let mut answers: Vec<u64> = roster.cells.iter().map(of_cell).collect();
         answers.sort_unstable_by_key(|at| std::cmp::Reverse(*at));
         match answers.len().div_ceil(2) {
@@ -174,7 +173,7 @@ impl Members {
         let dead_after = TimeDelta::from_micros(2 * longest);
         // Of late it says that it cannot. Not what it said longer ago: it begins again T after it can.
         let decides_nothing = |peer: &Peer| {
-            let said_at = Timestamp::from_micros(peer.unable_at.load(Ordering::Acquire));
+            let said_at = Timestamp::from_micros(peer.heard_at.load(Ordering::Acquire));
             now.since(said_at).as_micros() <= self.config.silence.as_micros() / 2
                 && peer.unable_for.load(Ordering::Relaxed) >= dead_after.as_micros() / 1_000
         };
@@ -217,7 +216,7 @@ impl Members {
             || roster.cells.len() > 1
                 && now.since(Timestamp::from_micros(self.majority_at.load(Ordering::Relaxed)))
                     > self.config.silence;
-        self.majority_at.store(self.majority_answered_at(now).as_micros(), Ordering::Relaxed);
+        self.majority_at.store(self.majority_heard_at(now).as_micros(), Ordering::Relaxed);
         if may_have_moved {
             epochs.clear();
         }

@@ -275,6 +275,23 @@ fn a_cell_that_says_it_has_no_majority_is_left_out() {
     assert!(of_first(later(5_000)) > 0);
 }
 
+/// Otherwise a cell has no majority while the Redis of another is dead and the third restarts.
+#[test]
+fn a_cell_that_refuses_what_it_is_sent_counts_for_the_majority() {
+    let start = Timestamp::from_secs(1_000);
+    let later = |seconds| start + TimeDelta::from_secs(seconds);
+    let members = started(["b", "a", "c"], [None; 3], start);
+    answer_until(&members, &[0, 1], &[], start, later(3));
+    for now in (3..13).map(later) {
+        members.on_heard(0, now, 9_000, now);
+        members.refresh(now);
+    }
+    assert!(members.has_majority(later(12)) && members.has_joined(later(12)));
+    assert!(members.is_silent(0, later(12)), "it applies nothing");
+    let names = (0..60).map(|at| format!("k{at}"));
+    assert!(names.into_iter().all(|name| decides(&members, &name, later(12)) == Decider::Own));
+}
+
 /// Without it two cells that are cut off from each other each count a third, which only hears them, as their majority.
 #[test]
 fn a_cell_that_is_heard_by_a_third_counts_as_alive() {

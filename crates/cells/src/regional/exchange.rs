@@ -123,7 +123,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
             }
             refused => {
                 if let Message::NotApplied(_, unable_for) = refused {
-                    self.members.on_unable(peer, sent, *unable_for);
+                    self.members.on_heard(peer, sent, *unable_for, now);
                 }
                 if let Some(mut outbox) = self.outbox(peer) {
                     outbox.refuse();

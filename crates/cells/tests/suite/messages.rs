@@ -141,6 +141,7 @@ fn what_an_earlier_version_leaves_out_is_unknown() {
 fn sizes_are_bounded() {
     let long = u32::try_from(MAX_MESSAGE + 1).expect("fits");
     assert_eq!(length(long.to_le_bytes()), Err(MessageError::TooLong(MAX_MESSAGE + 1)));
+    assert_eq!(length(*b"HTTP"), Err(MessageError::Http), "an address that a peer was given by mistake");
     // A batch that announces a billion counters and contains none.
     assert_eq!(decode(&[6, 0, 1, 0x80, 0x94, 0xeb, 0xdc, 0x03]), Err(MessageError::Malformed));
     // A counter in a batch that it does not have.

@@ -371,7 +371,7 @@ fn owners_by_hash_move_while_the_redis_of_a_region_is_dead() {
             "--cell-deadline-ms",
             "5000",
             "--cell-silence-ms",
-            "500",
+            "1000",
             "--store-breaker-silence-ms",
             "100",
         ]);
