@@ -11,8 +11,8 @@
 //!
 //! A cell that has had no majority for 2·T, or whose own store has been down for as long, says so, and the others leave it
 //! out: it answers, and decides nothing by hash. It asks the others until its store has been up for T, so that one that comes
-//! and goes moves nothing. Then it says that it is back, and begins 3/2·T later: another that stood still for 3/4·T may have
-//! believed for T/2 that it is not. Until then nobody decides what it owns. Of a cell with several nodes, each speaks for
+//! and goes moves nothing. Then it says that it is back, and begins 3/2·T later: another that stood still for 3/4·T may
+//! have used its older answer for T/2. Until then no cell decides what it owns. Of a cell with several nodes, each speaks for
 //! itself: the others ask one that can decide. A node that has died holds back the move of what the other nodes cannot decide,
 //! because a third cell may still reach it.
 //!

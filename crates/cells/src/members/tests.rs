@@ -193,7 +193,7 @@ fn a_process_that_stood_still_decides_nothing_until_the_others_know() {
     assert!(since.is_some_and(|known| known.since >= later(19_000) && known.has_moved), "{since:?}");
 }
 
-/// Otherwise each pause of a process makes the strict limits that it decides count as used up, although nobody else has decided.
+/// Otherwise each pause of a process makes the strict limits that it decides count as used up, although no other has decided.
 #[test]
 fn a_short_pause_leaves_what_is_known() {
     let start = Timestamp::from_secs(1_000);
@@ -207,7 +207,7 @@ fn a_short_pause_leaves_what_is_known() {
         answer_until(&members, &peers, &[], start, later(3_000));
         let key = own_key(&members, later(3_000));
         if answers {
-            // It reaches nobody, and is reached.
+            // Its requests are lost, and those of the others arrive.
             answer_until(&members, &[], &[], later(3_000), later(3_000 + pause));
             assert!(members.sightings(later(3_000 + pause)).iter().any(|seen| seen.age >= 4_000));
         }

@@ -21,7 +21,7 @@ impl Clock for VirtualClock {
     }
 }
 
-/// The authority, half a round trip away in each direction.
+/// The authority, half a round trip away in each direction: in the virtual time of a paused runtime.
 #[derive(Clone)]
 struct Far {
     store: Arc<MemoryStore<VirtualClock>>,
