@@ -477,7 +477,8 @@ impl Lease {
         // Two batches per node fit into the outstanding limit; where refills take long, one is larger, if the other leaves
         // room for it. If other nodes hold all of it, no more is requested than what is no longer outstanding.
         let part = most / u64::from(config.nodes.max(1));
-        // A node that is far away and runs out of units takes more, until the others need theirs.
+        // A node that is far away and runs out of units takes more, until a refill is refused because the others hold the rest:
+        // what is used while two refills are on their way, and a fifth of all is left.
         let more = if self.is_far() && self.has_run_out && !self.is_short { part / 2 } else { 0 };
         self.part = (self.part + more).min(self.ahead / 4 * 7).min(most / 5 * 4).max(part);
         self.has_run_out = false;
@@ -497,6 +498,7 @@ impl Lease {
         }
         let quarter = TimeDelta::from_micros(config.ttl.as_micros() / 4);
         let marks = self.marked.is_none_or(|marked| now.since(marked) >= quarter);
+        // Not if time has restored much more since the last reply.
         if self.is_short && budget < 4 * self.ahead {
             self.deny_for_trip(now);
         }
