@@ -1,53 +1,53 @@
 //! Hot counts: units of counters by their names, in a table that one thread writes to, without a lock and without a locked
 //! instruction. The ledger's part for counters that are charged again and again.
 //!
-//! A name is a seeded hash of 64 bits. Some of them choose a set, which is a cache line of eight slots; the others are the
-//! slot's tag, beside a count of 16 bits. A counter that finds no room in its set is in another one of the same group.
+//! A name is a seeded hash of 64 bits. Some of them choose a group of slots; the others are the slot's tag, beside a count of
+//! 16 bits.
 //!
-//! Three more bits choose the slot that is tried first: comparing the eight tags of a set takes longer than all else that is done
-//! here. Rejected: to compare all eight at once and without a branch, which gains 4 ns of 38 with 50,000 counters, where that slot is
-//! another's every third time, and loses 4 of 14 with 1,000.
+//! **The slot of a counter is computed**, from its name and its group's *order*. When a new counter's slot is taken, the group
+//! gets an order by which all of its counters have slots of their own, and they move. So an addition compares one tag, which is
+//! the right one, and the processor goes on with the next decision before the line has arrived. When tags were compared until
+//! one was the right one, half of all additions waited for their line: with 50,000 counters a fifth of a decision's time. A group
+//! that is too full for such an order has some counters in other slots, which are searched.
 //!
 //! **Counts only grow.** The thread adds by a load and a store; the tick, on another thread, reads them and remembers how
 //! much it has reported. If it reset them, the thread would need a locked instruction for each addition. So what is
 //! reported is the difference, whatever the thread does meanwhile, and each unit is in exactly one difference.
 //!
-//! What a slot stands for lies apart, under a lock of its set, which the thread takes for a new counter and the tick to
-//! read the set: no other thread does. A slot changes its owner under this lock, and by the thread alone: one whose
+//! What a slot stands for lies apart, under a lock of its group, which the thread takes for a new counter and the tick to
+//! read the group: no other thread does. A slot changes its owner under this lock, and by the thread alone: one whose
 //! units are all reported, and that had none in the last tick.
 //!
-//! The set and the tag identify a counter. Comparing the values as well was rejected: it takes a second cache line. So was
+//! The group and the tag identify a counter. Comparing the values as well was rejected: it takes a second cache line. So was
 //! one table for all threads: a compare-exchange for each addition costs as much as all else that is done here, and the
 //! line of a busy counter moves from core to core.
 
 use crate::charge_codec::SentCounter;
 use crate::ledger::{Consumed, SharedCounters};
 use std::hint::select_unpredictable;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tollgate_core::Charge;
 use tollgate_store::prefetch;
 
-const SLOTS: usize = 8;
-/// Bits of a name that choose a set, at most. Twice as many sets were not faster: they take more of the nearest caches.
-const SET_BITS: u32 = 13;
-/// Sets whose bits are in one number.
-const SETS_EACH: usize = u64::BITS as usize;
-/// Sets of a group, which take what one of them has no room for.
-const GROUP: usize = 4;
-/// The first set of each group.
-const GROUPS: u64 = 0x1111_1111_1111_1111;
+/// Slots of a group: two cache lines. With more of them more groups have no order, with fewer more have no room.
+const SLOTS: usize = 1 << SLOT_BITS;
+const SLOT_BITS: u32 = 4;
+/// Bits of a name that choose a group, at most.
+const GROUP_BITS: u32 = 13;
+/// Slots for each counter that a table is to have room for: then one group in twelve has no order.
+const SLOTS_EACH: usize = 2;
+/// Groups whose bits are in one number.
+const GROUPS_EACH: usize = u64::BITS as usize;
 /// Bits of a count.
 const COUNT: u64 = 0xffff;
 
-/// One cache line.
 #[derive(Default)]
 #[repr(align(64))]
-struct Set([AtomicU64; SLOTS]);
+struct Group([AtomicU64; SLOTS]);
 
-impl Set {
+impl Group {
     /// Returns the slot with this tag and its count; if there is none, the count is more than a count can be.
-    #[inline(always)]
     fn find(&self, tag: u64) -> (usize, u64) {
         let (mut found, mut count) = (0, u64::MAX);
         for (at, slot) in self.0.iter().enumerate() {
@@ -57,18 +57,6 @@ impl Set {
             count = count.min(own);
         }
         (found, count)
-    }
-
-    /// Adds units to a counter of this set. Returns false if it is in none of the slots, or its count has no room for them. Only the
-    /// table's thread adds.
-    #[inline(never)]
-    fn add(&self, name: u64, units: u64) -> bool {
-        let (slot, count) = self.find(tag(name));
-        let has_room = units <= COUNT && count <= COUNT - units;
-        if has_room {
-            self.0[slot].store((tag(name) | count) + units, Ordering::Relaxed);
-        }
-        has_room
     }
 
     /// Returns the units that were counted in a slot.
@@ -81,13 +69,13 @@ impl Set {
     }
 }
 
-/// The counters of a set's slots.
+/// The counters of a group's slots.
 #[derive(Default)]
 struct Owners {
     /// Of each slot's count, what has been reported.
     reported: [u16; SLOTS],
     /// Slots without units in the last tick, one bit each.
-    idle: u8,
+    idle: u16,
     /// Where each slot's counter is in the list. One that is free has none yet.
     places: [u8; SLOTS],
     all: Vec<Owner>,
@@ -122,13 +110,42 @@ impl Owners {
         let consumed = &mut self.all[usize::from(self.places[slot])].consumed;
         consumed.units = consumed.units.saturating_add(i64::from(units));
     }
+
+    /// Returns an order that gives each counter of the group a slot of its own.
+    fn order(&self) -> Option<u8> {
+        let are_apart = |order: &u8| {
+            let mut taken = 0_u16;
+            self.all.iter().all(|owner| {
+                let slot = 1 << slot_of(owner.name, *order);
+                let is_free = taken & slot == 0;
+                taken |= slot;
+                is_free
+            })
+        };
+        (0..=u8::MAX).find(are_apart)
+    }
+
+    /// Moves each counter to the slot that an order gives it. Called by the table's thread.
+    fn arrange(&mut self, group: &Group, order: u8) {
+        let slots: [u64; SLOTS] = std::array::from_fn(|slot| group.0[slot].swap(0, Ordering::Relaxed));
+        let before = Self { all: Vec::new(), ..*self };
+        self.idle = 0;
+        for from in (0..SLOTS).filter(|slot| slots[*slot] != 0) {
+            let to = slot_of(self.all[usize::from(before.places[from])].name, order);
+            group.0[to].store(slots[from], Ordering::Relaxed);
+            (self.reported[to], self.places[to]) = (before.reported[from], before.places[from]);
+            self.idle |= (before.idle >> from & 1) << to;
+        }
+    }
 }
 
 /// Units by name, of one thread.
 pub(crate) struct HotCounts {
-    sets: Box<[Set]>,
+    groups: Box<[Group]>,
+    /// The order of each group.
+    orders: Box<[AtomicU8]>,
     owners: Box<[Mutex<Owners>]>,
-    /// Sets that have had a counter, one bit each: the tick reads no others. Only the thread writes them.
+    /// Groups that have had a counter, one bit each: the tick reads no others. Only the thread writes them.
     used: Box<[AtomicU64]>,
     /// Scopes and limits that its counters share. Only the thread takes this lock.
     shared: Mutex<SharedCounters>,
@@ -141,49 +158,51 @@ const fn tag(name: u64) -> u64 {
     if tag == 0 { COUNT + 1 } else { tag }
 }
 
-/// The set in which a counter is unless it was full. Only the table's thread adds to it.
-#[derive(Clone, Copy)]
-pub(crate) struct Home<'a>(&'a Set);
-
-impl Home<'_> {
-    /// Adds units to a counter of this set. Returns false if it is not there, or its count has no room for them.
-    #[inline(always)]
-    pub(crate) fn add(self, name: u64, units: u64) -> bool {
-        let slot = &self.0.0[preferred(name)];
-        let seen = slot.load(Ordering::Relaxed);
-        // More than a count if the tags differ.
-        let count = seen ^ tag(name);
-        if count <= COUNT && units <= COUNT - count {
-            slot.store(seen + units, Ordering::Relaxed);
-            return true;
-        }
-        self.0.add(name, units)
-    }
+/// Returns the slot in which a counter is by the order of its group.
+#[inline(always)]
+const fn slot_of(name: u64, order: u8) -> usize {
+    // An odd number for each order, all far from each other.
+    let factor = (2 * order as u32 + 1).wrapping_mul(0x9e37_79b1);
+    (((name >> 32) as u32).wrapping_mul(factor) >> (u32::BITS - SLOT_BITS)) as usize
 }
 
-/// Returns the slot in which a counter is unless it was taken.
-#[inline]
-const fn preferred(name: u64) -> usize {
-    (name >> SET_BITS) as usize % SLOTS
+/// The slot in which a counter is unless its group has no order. Only the table's thread adds to it.
+#[derive(Clone, Copy)]
+pub(crate) struct Home<'a>(&'a AtomicU64);
+
+impl Home<'_> {
+    /// Adds units to a counter. Returns false if it is not here, or its count has no room for them.
+    #[inline(always)]
+    pub(crate) fn add(self, name: u64, units: u64) -> bool {
+        let seen = self.0.load(Ordering::Relaxed);
+        // More than a count if the tags differ.
+        let count = seen ^ tag(name);
+        let has_room = count <= COUNT && units <= COUNT - count;
+        if has_room {
+            self.0.store(seen + units, Ordering::Relaxed);
+        }
+        has_room
+    }
 }
 
 impl HotCounts {
     /// Creates room for about this many counters.
     pub(crate) fn new(most: usize) -> Self {
-        // The largest power of two, and at least a group.
-        let sets = 1_usize << (most / SLOTS).max(GROUP).ilog2().min(SET_BITS);
+        // The largest power of two.
+        let groups = 1_usize << (most.saturating_mul(SLOTS_EACH) / SLOTS).max(1).ilog2().min(GROUP_BITS);
         Self {
-            sets: (0..sets).map(|_| Set::default()).collect(),
-            owners: (0..sets).map(|_| Mutex::default()).collect(),
-            used: (0..sets.div_ceil(SETS_EACH)).map(|_| AtomicU64::new(0)).collect(),
+            groups: (0..groups).map(|_| Group::default()).collect(),
+            orders: (0..groups).map(|_| AtomicU8::new(0)).collect(),
+            owners: (0..groups).map(|_| Mutex::default()).collect(),
+            used: (0..groups.div_ceil(GROUPS_EACH)).map(|_| AtomicU64::new(0)).collect(),
             shared: Mutex::default(),
         }
     }
 
-    /// Returns the index of the set of a name.
+    /// Returns the index of the group of a name.
     #[inline]
     fn place(&self, name: u64) -> usize {
-        name as usize & (self.sets.len() - 1)
+        name as usize & (self.groups.len() - 1)
     }
 
     fn owners(&self, place: usize) -> MutexGuard<'_, Owners> {
@@ -195,19 +214,21 @@ impl HotCounts {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).of(charge)
     }
 
-    /// Returns the set in which a counter is unless it was full, and starts reading it.
+    /// Returns the slot in which a counter is unless its group has no order, and starts reading it.
     #[inline(always)]
     pub(crate) fn home(&self, name: u64) -> Home<'_> {
-        let set = &self.sets[self.place(name)];
-        prefetch(set);
-        Home(set)
+        let place = self.place(name);
+        let slot = &self.groups[place].0[slot_of(name, self.orders[place].load(Ordering::Relaxed))];
+        prefetch(slot);
+        Home(slot)
     }
 
-    /// Adds units to a counter that is here. Returns whether they were added: not if its count has no room for them. Called
-    /// by the table's thread alone, as [`Self::insert`] is.
+    /// Adds units to a counter that is here, in any slot. Returns whether they were added: not if its count has no room for
+    /// them. Called by the table's thread alone, as [`Self::insert`] is.
     pub(crate) fn add(&self, name: u64, units: u64) -> bool {
-        let home = self.place(name);
-        self.home(name).add(name, units) || (1..GROUP).any(|other| self.sets[home ^ other].add(name, units))
+        let group = &self.groups[self.place(name)];
+        let (slot, _) = group.find(tag(name));
+        Home(&group.0[slot]).add(name, units)
     }
 
     /// Adds units to a counter whose count is full or that is new here, if there is room for it; `room` is the number of
@@ -222,60 +243,49 @@ impl HotCounts {
         if !(1..=COUNT).contains(&units) {
             return false;
         }
-        let home = self.place(name);
-        // Only this thread takes more than one of the locks.
-        let mut owners: [_; GROUP] =
-            std::array::from_fn(|other| (&self.sets[home ^ other], self.owners(home ^ other)));
+        let place = self.place(name);
+        let (group, mut owners) = (&self.groups[place], self.owners(place));
         let first = tag(name) | units;
-        for (set, owners) in &mut owners {
-            let (slot, count) = set.find(tag(name));
-            if let Ok(count) = u16::try_from(count) {
-                owners.carry(slot, count);
-                set.0[slot].store(first, Ordering::Relaxed);
-                return true;
-            }
+        let (slot, count) = group.find(tag(name));
+        if let Ok(count) = u16::try_from(count) {
+            owners.carry(slot, count);
+            group.0[slot].store(first, Ordering::Relaxed);
+            return true;
         }
         let has_room =
             || room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1)).is_ok();
-        let slots = || (0..SLOTS).map(|at| at ^ preferred(name));
-        let mut taken = None;
-        for (at, (set, _)) in owners.iter().enumerate() {
-            taken = taken.or_else(|| slots().find(|slot| set.is_free(*slot)).map(|slot| (at, slot)));
+        let own = slot_of(name, self.orders[place].load(Ordering::Relaxed));
+        let mut slots = (0..SLOTS).map(|at| at ^ own);
+        let free = slots.clone().find(|slot| group.is_free(*slot)).filter(|_| has_room());
+        let Some(slot) = free.or_else(|| slots.find(|slot| owners.can_leave(*slot, group.count(*slot))))
+        else {
+            return false;
+        };
+        let used = &self.used[place / GROUPS_EACH];
+        used.store(used.load(Ordering::Relaxed) | 1 << (place % GROUPS_EACH), Ordering::Relaxed);
+        owners.replace(slot, free.is_some(), Owner { name, consumed: consumed() });
+        group.0[slot].store(first, Ordering::Relaxed);
+        if slot != own
+            && let Some(order) = owners.order()
+        {
+            owners.arrange(group, order);
+            self.orders[place].store(order, Ordering::Relaxed);
         }
-        taken = taken.filter(|_| has_room());
-        for (at, (set, owners)) in owners.iter().enumerate() {
-            let can_leave = |slot: &usize| owners.can_leave(*slot, set.count(*slot));
-            taken = taken.or_else(|| slots().find(can_leave).map(|slot| (at, slot)));
-        }
-        let Some((at, slot)) = taken else { return false };
-        let place = home ^ at;
-        let used = &self.used[place / SETS_EACH];
-        used.store(used.load(Ordering::Relaxed) | 1 << (place % SETS_EACH), Ordering::Relaxed);
-        let (set, owners) = &mut owners[at];
-        owners.replace(slot, set.is_free(slot), Owner { name, consumed: consumed() });
-        set.0[slot].store(first, Ordering::Relaxed);
         true
     }
 
     /// Reports the units of each counter of several tables since the last call. All tables of a ledger have the same number of
-    /// sets, so that a counter is in the same group of them everywhere: `report` receives the group first, one group after the
-    /// other.
+    /// groups, so that a counter is in the same one everywhere: `report` receives the group first, one group after the other.
     pub(crate) fn drain(tables: &[&Self], mut report: impl FnMut(usize, u64, &Consumed, i64)) {
         let words = tables.iter().map(|table| table.used.len()).max().unwrap_or(0);
         for at in 0..words {
             let used = |table: &&Self| table.used.get(at).map_or(0, |used| used.load(Ordering::Relaxed));
             let mut left = tables.iter().map(used).fold(0, |all, used| all | used);
-            // All sets of a group.
-            left |= left >> 1;
-            left = (left | left >> 2) & GROUPS;
             while left != 0 {
-                let group = at * SETS_EACH + left.trailing_zeros() as usize;
-                let sets = group..group + GROUP;
-                for (table, place) in
-                    tables.iter().flat_map(|table| sets.clone().map(move |place| (table, place)))
-                {
-                    table.drain_set(place, &mut |name, consumed, units| {
-                        report(group, name, consumed, units);
+                let place = at * GROUPS_EACH + left.trailing_zeros() as usize;
+                for table in tables {
+                    table.drain_group(place, &mut |name, consumed, units| {
+                        report(place, name, consumed, units);
                     });
                 }
                 left &= left - 1;
@@ -283,11 +293,11 @@ impl HotCounts {
         }
     }
 
-    fn drain_set(&self, place: usize, report: &mut impl FnMut(u64, &Consumed, i64)) {
-        let (set, mut owners) = (&self.sets[place], self.owners(place));
+    fn drain_group(&self, place: usize, report: &mut impl FnMut(u64, &Consumed, i64)) {
+        let (group, mut owners) = (&self.groups[place], self.owners(place));
         let Owners { reported, idle, places, all } = &mut *owners;
-        let counts: [u16; SLOTS] = std::array::from_fn(|slot| set.count(slot));
-        *idle = (0..SLOTS).fold(0, |idle, slot| idle | u8::from(!set.is_free(slot)) << slot);
+        let counts: [u16; SLOTS] = std::array::from_fn(|slot| group.count(slot));
+        *idle = (0..SLOTS).fold(0, |idle, slot| idle | u16::from(!group.is_free(slot)) << slot);
         if counts == *reported {
             return;
         }
@@ -341,7 +351,7 @@ mod tests {
     fn every_unit_is_reported_once_and_for_its_counter() {
         // Few sets for many names, so that slots change hands all the time.
         let (counter, room, writing) = (counter(), AtomicUsize::new(1_000), AtomicUsize::new(4));
-        let tables: Vec<HotCounts> = (0..4).map(|_| HotCounts::new(64)).collect();
+        let tables: Vec<HotCounts> = (0..4).map(|_| HotCounts::new(32)).collect();
         let names: Vec<u64> = (0..200_u64).map(|at| SplitMix64::new(at).next_u64()).collect();
         let write = |counts: &HotCounts, seed| {
             let (mut rng, mut added) = (SplitMix64::new(seed), HashMap::<u64, i64>::new());
@@ -387,10 +397,30 @@ mod tests {
         });
     }
 
+    /// Without it most additions search the group.
+    #[test]
+    fn counters_that_have_room_are_in_slots_that_are_computed() {
+        let (counts, counter, room) = (HotCounts::new(4_096), counter(), AtomicUsize::new(10_000));
+        let names: Vec<u64> = (0..4_096_u64).map(|at| SplitMix64::new(at).next_u64()).collect();
+        for (at, name) in names.iter().enumerate() {
+            assert!(counts.insert(*name, 1, &room, || consumed(&counter, *name)), "{at}");
+            assert!(at % 97 != 0 || !drained(&counts).is_empty(), "moved between two ticks");
+        }
+        drained(&counts);
+        let at_home = names.iter().filter(|name| counts.home(**name).add(**name, 1)).count();
+        assert!(at_home > 4_000, "{at_home} of 4,096");
+        let searched = names.iter().filter(|name| counts.add(**name, 1)).count();
+        assert_eq!(searched, 4_096, "the others are found");
+        let mut units: Vec<i64> = drained(&counts).into_iter().map(|(_, units)| units).collect();
+        units.sort_unstable();
+        let expected = [vec![1; 4_096 - at_home], vec![2; at_home]].concat();
+        assert_eq!(units, expected);
+    }
+
     /// Without it a busy counter's units spill into the tag of another, or end at 65,535.
     #[test]
     fn a_full_count_begins_anew_and_nothing_is_lost() {
-        let (counts, counter, room) = (HotCounts::new(32), counter(), AtomicUsize::new(100));
+        let (counts, counter, room) = (HotCounts::new(16), counter(), AtomicUsize::new(100));
         let name = 7 << 16;
         let insert = |units| counts.insert(name, units, &room, || consumed(&counter, name));
         assert!(!counts.add(name, 1), "not there yet");
@@ -408,25 +438,41 @@ mod tests {
     /// Without it counters that were used once keep others out for ever, or those in use give way.
     #[test]
     fn idle_counters_give_way_and_others_do_not() {
-        let (counts, counter, room) = (HotCounts::new(32), counter(), AtomicUsize::new(100));
-        let insert = |name: u64| counts.insert(name, 1, &room, || consumed(&counter, name));
-        let inserted = (1..=40).filter(|at| insert(at << 20)).count();
-        assert_eq!(inserted, 32, "the sets of a group");
-        assert_eq!(drained(&counts).len(), 32);
-        assert!(!insert(41 << 20), "all had units in the last tick");
-        assert!((17..=32).all(|at| counts.add(at << 20, 1)));
-        assert!((1..=8).all(|at| counts.add(at << 20, 1)));
-        assert_eq!(drained(&counts).len(), 24);
-        assert!(
-            (9..=9).all(|at| counts.add(at << 20, 1)),
-            "idle, and used again before another wants its slot"
-        );
-        let inserted = (41..=60).filter(|at| insert(at << 20)).count();
-        assert_eq!(inserted, 7);
-        let mut names: Vec<u64> = drained(&counts).into_iter().map(|(name, _)| name >> 20).collect();
-        names.sort_unstable();
-        assert_eq!(names, [vec![9], (41..=47).collect()].concat());
-        assert!((1..=8).all(|at| counts.add(at << 20, 1)), "they are still there");
+        // One group. By no order do these names differ, and those of the next round do by most.
+        for spread in [20, 60] {
+            let (counts, counter, room) = (HotCounts::new(8), counter(), AtomicUsize::new(100));
+            let name = |at: u64| at << 20 | at << spread;
+            let insert = |at: u64| counts.insert(name(at), 1, &room, || consumed(&counter, name(at)));
+            let add = |at: u64| counts.add(name(at), 1);
+            let inserted = (1..=20).filter(|at| insert(*at)).count();
+            assert_eq!(inserted, 16, "the slots of a group");
+            assert_eq!(drained(&counts).len(), 16);
+            assert!(!insert(21), "all had units in the last tick");
+            assert!((1..=4).chain(9..=16).all(add));
+            assert_eq!(drained(&counts).len(), 12);
+            assert!(add(5), "idle, and used again before another wants its slot");
+            assert_eq!((21..=30).filter(|at| insert(*at)).count(), 3);
+            let mut names: Vec<u64> = drained(&counts).into_iter().map(|(name, _)| name).collect();
+            names.sort_unstable();
+            let mut expected: Vec<u64> = [5, 21, 22, 23].map(name).to_vec();
+            expected.sort_unstable();
+            assert_eq!(names, expected);
+            assert!((1..=4).chain(9..=16).all(add), "they are still there");
+        }
+    }
+
+    /// Without it a counter that moves to another slot keeps it although it is idle.
+    #[test]
+    fn idle_counters_that_move_still_give_way() {
+        let (counts, counter, room) = (HotCounts::new(8), counter(), AtomicUsize::new(6));
+        let insert = |at: u64| {
+            let name = SplitMix64::new(at).next_u64();
+            counts.insert(name, 1, &room, || consumed(&counter, name))
+        };
+        assert!((0..6).all(insert) && !insert(6));
+        assert_eq!((drained(&counts).len(), drained(&counts).len()), (6, 0));
+        assert!((6..12).all(insert) && !insert(12));
+        assert_eq!(drained(&counts).len(), 6);
     }
 
     /// Without it the tables of many threads take memory without a bound.

@@ -53,7 +53,7 @@ impl Default for SystemClock {
 }
 
 impl Clock for SystemClock {
-    #[inline]
+    #[inline(always)]
     fn now(&self) -> Timestamp {
         Timestamp::from_micros(self.start + ticks::micros())
     }

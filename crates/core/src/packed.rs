@@ -237,7 +237,7 @@ impl Limit {
 
     /// Returns the tag and the mark to be stored with a word that a charge of `cost` changed with this outcome at `now`,
     /// where `before` was stored (0 for nothing).
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn layout(&self, before: u16, word: u64, now: Timestamp, cost: Cost, outcome: &Outcome) -> u16 {
         match &self.shape {

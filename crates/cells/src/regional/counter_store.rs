@@ -5,7 +5,6 @@ use super::decide::{is_exchanged, may_be_lost};
 use super::{Charges, RegionalStore, WHOLE};
 use crate::guarded::is_guarded;
 use crate::late_record::record_debited;
-use crate::ledger::is_applied;
 use crate::members::Decider;
 use crate::owner::Transport;
 use crate::pseudonym::{Names, needs_names, renamed};
@@ -224,8 +223,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let is_recorded = is_exchanged(charge) && !self.outboxes.is_empty();
         let place = is_recorded.then(|| self.ledger.find(charge, name));
         let charged = self.own.try_charge_named(charge, name)?;
+        // A request of one charge that is allowed is admitted.
         if let Some(place) = place
-            && is_applied(charge, &charged.outcome, charged.admission(charge))
+            && charged.outcome.verdict.is_allowed()
         {
             self.ledger.record_at(place, charge);
         }

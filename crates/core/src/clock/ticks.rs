@@ -34,18 +34,25 @@ thread_local! {
 }
 
 /// Returns the microseconds since the first reading in this process.
-#[inline]
+#[inline(always)]
 pub(super) fn micros() -> u64 {
-    ANCHOR.with(|anchor| {
+    let trusted = ANCHOR.with(|anchor| {
         let known = anchor.get();
         let passed = counter().wrapping_sub(known.ticks);
-        if passed < known.trusted_ticks {
-            return known.nanos_after(passed) / 1_000;
-        }
+        (passed < known.trusted_ticks).then(|| known.nanos_after(passed))
+    });
+    trusted.unwrap_or_else(nanos_by_clock) / 1_000
+}
+
+/// Reads the clock again.
+#[cold]
+#[inline(never)]
+fn nanos_by_clock() -> u64 {
+    ANCHOR.with(|anchor| {
         let (ticks, nanos) = reading();
-        let (next, nanos) = known.renewed(ticks, nanos, is_invariant());
+        let (next, nanos) = anchor.get().renewed(ticks, nanos, is_invariant());
         anchor.set(next);
-        nanos / 1_000
+        nanos
     })
 }
 
