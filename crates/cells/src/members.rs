@@ -6,17 +6,18 @@
 mod displaced;
 mod division;
 mod majority;
+mod tenure;
 
 use crate::message::{Hello, Sighting, Sign};
 use crate::roster::{MAX_LEARNED, PeerChanges, Roster};
 use arc_swap::{ArcSwap, ArcSwapOption};
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tollgate_core::{CounterKey, CounterOwner, KeyPart, StableHasher, TimeDelta, Timestamp};
 
 pub(crate) use division::{Division, WHOLE};
-pub(crate) use majority::Known;
+use tenure::Tenure;
+pub(crate) use tenure::{Known, StoreClock, TenureRecord};
 
 /// A configured peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +126,14 @@ const UNREACHED: usize = usize::MAX;
 /// Cells of which signs are kept although they have not been reached: more than are ever configured.
 const MAX_UNREACHED: usize = 256;
 
+/// A cell that this one has not reached since it started.
+struct Unreached {
+    name: String,
+    /// Its last sign, in microseconds, and its last request to this cell; 0 for never.
+    seen: u64,
+    requested: u64,
+}
+
 /// Living cells: their names, and which peers they are.
 type Living = Vec<(String, Option<usize>)>;
 
@@ -153,7 +162,7 @@ pub struct Members {
     has_ceded: AtomicBool,
     /// The time of the answers of a majority, at the last refresh.
     majority_at: AtomicU64,
-    /// Whether the others decide what a hash would give this cell, because its store was down for too long.
+    /// Whether the others decide what a hash would give this cell, because it could not for too long.
     is_left_out: AtomicBool,
     /// Locked by a refresh.
     refreshing: Mutex<()>,
@@ -164,13 +173,11 @@ pub struct Members {
     /// How often, and when last, this cell may have begun to decide counters that another decided before.
     moves: AtomicU64,
     gained_at: AtomicU64,
-    /// When owners by hash last changed.
-    moved_at: AtomicU64,
-    /// Since when which cells were alive, oldest first, while a majority answered without a break.
-    epochs: Mutex<VecDeque<(Timestamp, Arc<Living>)>>,
-    /// Cells of which there are signs, from others or by their requests, and that this one has not reached; and their last
-    /// signs, in microseconds. Locked while a peer's first message is recorded: a cell is there or among the peers.
-    unreached: Mutex<Vec<(String, u64)>>,
+    /// Since when this cell knows what has been counted of what a hash gives it.
+    tenure: Mutex<Tenure>,
+    /// Cells of which there are signs, from others or by their requests, and that this one has not reached. Locked while a
+    /// peer's first message is recorded: a cell is there or among the peers.
+    unreached: Mutex<Vec<Unreached>>,
     /// The cells that owners are chosen from: their names and peers.
     living: Mutex<Arc<Living>>,
 }
@@ -203,8 +210,7 @@ impl Members {
             longest_silence: AtomicU64::new(config.silence.as_micros()),
             moves: AtomicU64::new(0),
             gained_at: AtomicU64::new(0),
-            moved_at: AtomicU64::new(now.as_micros()),
-            epochs: Mutex::default(),
+            tenure: Mutex::default(),
             living: Mutex::new(Arc::new(vec![own])),
             config,
         }
@@ -310,8 +316,10 @@ impl Members {
             self.longest_silence.fetch_max(hello.silence.unwrap_or(0), Ordering::Relaxed);
             let mut unreached = self.unreached.lock().unwrap_or_else(PoisonError::into_inner);
             // Its signs stay known: until its first answer others tell of it, or this cell would take over what it owns.
-            if let Some(at) = unreached.iter().position(|(name, _)| *name == hello.cell) {
-                peer.seen.fetch_max(unreached.swap_remove(at).1, Ordering::Relaxed);
+            if let Some(at) = unreached.iter().position(|known| known.name == hello.cell) {
+                let known = unreached.swap_remove(at);
+                peer.seen.fetch_max(known.seen, Ordering::Relaxed);
+                peer.requested.fetch_max(known.requested, Ordering::Relaxed);
             }
             peer.hello.store(Some(Arc::new(hello)));
             drop(unreached);
@@ -354,52 +362,54 @@ impl Members {
             let view = answered.map(|seen| seen.cell.clone()).collect();
             *peer.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
         }
-        let unable_for = seen.iter().find(|seen| seen.sign == Sign::Able).map_or(0, |seen| seen.age);
-        self.on_heard(peer, sent, unable_for, now);
-        for Sighting { cell, age, .. } in seen.iter().filter(|seen| seen.sign != Sign::Able) {
-            let at = now.as_micros().saturating_sub(age.saturating_mul(1_000));
-            self.on_sign(cell, |peer| &peer.seen, at);
-        }
+        self.on_heard(peer, sent, seen, now);
     }
 
-    /// Records that a peer answered what was sent at `sent`, although it may not have applied it, and for how many milliseconds it
-    /// could decide nothing that a hash gives it.
-    pub fn on_heard(&self, peer: usize, sent: Timestamp, unable_for: u64, now: Timestamp) {
+    /// Records that a peer answered what was sent at `sent`, although it may not have applied it, and which cells it has heard of.
+    pub fn on_heard(&self, peer: usize, sent: Timestamp, seen: &[Sighting], now: Timestamp) {
         let Some(peer) = self.peers.get(peer) else { return };
         peer.seen.fetch_max(now.as_micros(), Ordering::Relaxed);
         // What it said before its last answer is out of date: it may decide again by now.
         if peer.heard_at.load(Ordering::Relaxed) <= sent.as_micros() {
+            let unable_for = seen.iter().find(|seen| seen.sign == Sign::Able).map_or(0, |seen| seen.age);
             peer.unable_for.store(unable_for, Ordering::Relaxed);
             peer.heard_at.fetch_max(sent.as_micros(), Ordering::Release);
+        }
+        // Of two cells in majorities of their own, the one that both have tells each of the other.
+        for Sighting { cell, age, .. } in seen.iter().filter(|seen| seen.sign != Sign::Able) {
+            let at = now.as_micros().saturating_sub(age.saturating_mul(1_000));
+            self.on_sign(cell, at, false);
         }
     }
 
     /// Records a request of the cell with this name.
     pub fn on_request(&self, cell: &str, now: Timestamp) {
-        self.on_sign(cell, |peer| &peer.requested, now.as_micros());
-        self.on_sign(cell, |peer| &peer.seen, now.as_micros());
+        self.on_sign(cell, now.as_micros(), true);
     }
 
-    fn on_sign(&self, cell: &str, sign: impl Fn(&Peer) -> &AtomicU64, at: u64) {
+    /// Records a sign of a cell: a request that it sent to this one, or what another has heard of it.
+    fn on_sign(&self, cell: &str, at: u64, is_request: bool) {
+        let requested = if is_request { at } else { 0 };
         let mut is_reached = cell == self.config.cell;
         for peer in self.roster.load().indexes().map(|at| &self.peers[at]) {
             if peer.hello.load().as_ref().is_some_and(|hello| hello.cell == cell) {
-                sign(peer).fetch_max(at, Ordering::Relaxed);
+                peer.seen.fetch_max(at, Ordering::Relaxed);
+                peer.requested.fetch_max(requested, Ordering::Relaxed);
                 is_reached = true;
             }
         }
         if !is_reached {
-            self.on_sign_of_unreached(cell, at);
+            self.on_sign_of_unreached(cell, at, requested);
         }
     }
 
     #[cold]
-    fn on_sign_of_unreached(&self, cell: &str, at: u64) {
+    fn on_sign_of_unreached(&self, cell: &str, at: u64, requested: u64) {
         let mut unreached = self.unreached.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, last)) = unreached.iter_mut().find(|(name, _)| name == cell) {
-            *last = at.max(*last);
+        if let Some(known) = unreached.iter_mut().find(|known| known.name == cell) {
+            (known.seen, known.requested) = (known.seen.max(at), known.requested.max(requested));
         } else if unreached.len() < MAX_UNREACHED {
-            unreached.push((cell.to_owned(), at));
+            unreached.push(Unreached { name: cell.to_owned(), seen: at, requested });
         }
     }
 
@@ -407,20 +417,28 @@ impl Members {
     /// owner that a hash selects.
     #[must_use]
     pub fn sightings(&self, now: Timestamp) -> Vec<Sighting> {
-        let since = |at: &AtomicU64| now.since(Timestamp::from_micros(at.load(Ordering::Relaxed)));
-        let seen = |peer: &Peer| {
-            let hello = peer.hello.load_full()?;
-            // Only what this cell has seen itself: signs must not go round in circles.
-            let (answered, requested) = (since(&peer.answered), since(&peer.requested));
+        let since = |at: u64| now.since(Timestamp::from_micros(at));
+        // Only what this cell has seen itself: signs must not go round in circles.
+        let seen = |cell: &str, answered: u64, requested: u64| {
+            let (answered, requested) = (since(answered), since(requested));
             let (age, sign) = match answered < self.config.silence {
                 true => (answered, Sign::Answered),
                 false if requested < self.owner_silence() => (requested, Sign::Requested),
                 false => return None,
             };
-            Some(Sighting { cell: hello.cell.clone(), age: age.as_micros() / 1_000, sign })
+            Some(Sighting { cell: cell.to_owned(), age: age.as_micros() / 1_000, sign })
         };
+        let of_peer = |peer: &Peer| {
+            let [answered, requested] =
+                [&peer.answered, &peer.requested].map(|at| at.load(Ordering::Relaxed));
+            seen(&peer.hello.load_full()?.cell, answered, requested)
+        };
+        let unreached = self.unreached.lock().unwrap_or_else(PoisonError::into_inner);
+        let unreached = unreached.iter().filter_map(|known| seen(&known.name, 0, known.requested));
         let own = Sighting { cell: self.config.cell.clone(), age: self.unable_for(now), sign: Sign::Able };
-        self.roster.load().indexes().filter_map(|at| seen(&self.peers[at])).chain([own]).collect()
+        let peers = self.roster.load();
+        let peers = peers.indexes().filter_map(|at| of_peer(&self.peers[at]));
+        peers.chain(unreached).chain([own]).collect()
     }
 
     /// Returns whether a peer is silent.

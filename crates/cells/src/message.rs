@@ -28,7 +28,7 @@ const MAX_REASON: usize = 1_024;
 /// After the reason of a failure: the sender has reached another process of the receiver's name.
 const OTHER_PROCESS: u8 = b'p';
 /// After the reason of a failure: for how long the sender could decide nothing that a hash gives it.
-const UNABLE_FOR: u8 = b'u';
+const NOT_APPLIED: u8 = b'n';
 
 /// The first message in each direction of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,9 +134,9 @@ pub enum Message {
     Done(Vec<Sighting>),
     /// Reply: the request could not be performed.
     Failed(String),
-    /// Reply to a batch that was not applied: why, and for how many milliseconds the sender could decide nothing that a hash
-    /// gives it. Older releases read [`Self::Failed`].
-    NotApplied(String, u64),
+    /// Reply to a batch that was not applied: why, with the cells that the sender has heard of. Older releases read
+    /// [`Self::Failed`].
+    NotApplied(String, Vec<Sighting>),
     /// Reply to a first message: another process has its sender's name, and answers. Older releases read [`Self::Failed`].
     OtherProcess(String),
     /// Reply to a batch that is being applied, with the cells that the sender has heard of: it is sent again.
@@ -231,18 +231,12 @@ pub fn encode(id: u64, message: &Message) -> Vec<u8> {
             }
         }
         Message::Outcomes(outcomes) => out.outcomes(outcomes),
-        Message::Done(seen) | Message::Busy(seen) => {
-            out.sightings(seen, Sign::Answered);
-            if seen.iter().any(|seen| seen.sign != Sign::Answered) {
-                out.sightings(seen, Sign::Requested);
-                out.sightings(seen, Sign::Able);
-            }
-        }
+        Message::Done(seen) | Message::Busy(seen) => out.all_sightings(seen),
         Message::Failed(why) => out.text(&why[..why.floor_char_boundary(MAX_REASON)]),
-        Message::NotApplied(why, unable_for) => {
+        Message::NotApplied(why, seen) => {
             out.text(&why[..why.floor_char_boundary(MAX_REASON)]);
-            out.byte(UNABLE_FOR);
-            out.number(*unable_for);
+            out.byte(NOT_APPLIED);
+            out.all_sightings(seen);
         }
         Message::OtherProcess(why) => {
             out.text(&why[..why.floor_char_boundary(MAX_REASON)]);
@@ -321,7 +315,7 @@ fn body(kind: u8, from: &mut Reader<'_>) -> Option<Message> {
             let why = from.text(MAX_REASON)?.to_owned();
             match from.byte() {
                 Some(OTHER_PROCESS) => Message::OtherProcess(why),
-                Some(UNABLE_FOR) => Message::NotApplied(why, from.number()?),
+                Some(NOT_APPLIED) => Message::NotApplied(why, all_sightings(from)?),
                 _ => Message::Failed(why),
             }
         }
@@ -340,6 +334,14 @@ fn all_sightings(from: &mut Reader<'_>) -> Option<Vec<Sighting>> {
 }
 
 impl Writer {
+    fn all_sightings(&mut self, seen: &[Sighting]) {
+        self.sightings(seen, Sign::Answered);
+        if seen.iter().any(|seen| seen.sign != Sign::Answered) {
+            self.sightings(seen, Sign::Requested);
+            self.sightings(seen, Sign::Able);
+        }
+    }
+
     /// Appends the cells of which this was seen.
     fn sightings(&mut self, seen: &[Sighting], sign: Sign) {
         let seen = || seen.iter().filter(|seen| seen.sign == sign).take(MAX_CELLS);

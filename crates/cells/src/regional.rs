@@ -20,6 +20,7 @@ mod counter_store;
 mod decide;
 mod exchange;
 mod serve;
+mod tenure;
 
 use crate::counter_locks::CounterLocks;
 use crate::inbox::Inbox;

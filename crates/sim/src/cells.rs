@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `scenario` | what a seed determines |
 //! | `links` | time, events, messages in transit |
-//! | `own_store` | the store of a cell, which may be down |
+//! | `own_store` | the store of a cell, which may be down, and may outlive its processes |
 //! | `run` | one run |
 
 mod links;
@@ -35,6 +35,8 @@ pub enum CellBug {
     CountsRefundsTwice,
     /// Units of refunds are taken for older than they are, so that a log does not find them.
     DatesRefundsTooEarly,
+    /// A cell that was away takes its counters for complete, whatever others decided meanwhile.
+    BelievesOldTenures,
 }
 
 /// Result of a run.

@@ -48,6 +48,7 @@ fn planted_bugs_between_cells_are_found() {
         CellBug::ForgetsRefunds,
         CellBug::CountsRefundsTwice,
         CellBug::DatesRefundsTooEarly,
+        CellBug::BelievesOldTenures,
     ] {
         let found = (0..2_000).find(|seed| run_cells(*seed, Some(bug)).violation.is_some());
         assert!(found.is_some(), "{bug:?} was not found in 2,000 seeds");

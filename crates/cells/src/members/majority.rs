@@ -25,13 +25,11 @@
 //! cells was rejected: one dead node would leave its keys undecided for as long as it is dead. Consensus was rejected:
 //! it would have to be asked for each change, and the leases and `split` need none.
 
-use super::{Decider, Living, Members, Peer, UNREACHED};
+use super::{Decider, Living, Members, Peer, UNREACHED, Unreached};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use tollgate_core::{CounterKey, KeyPart, StableHasher, TimeDelta, Timestamp};
 
-/// Changes of the living cells that are remembered. What is older counts as unknown.
-const MAX_EPOCHS: usize = 32;
 /// Longest silence time of a peer that is believed, in microseconds: no cell can be configured with a longer one.
 const MAX_SILENCE: u64 = 60_000_000;
 
@@ -81,7 +79,7 @@ impl Members {
         unable_for
     }
 
-    /// Returns whether other cells decide what a hash would give this one, because its store was down for too long.
+    /// Returns whether other cells decide what a hash would give this one, because it could not for too long.
     #[must_use]
     pub fn is_left_out(&self) -> bool {
         self.is_left_out.load(Ordering::Relaxed)
@@ -96,7 +94,7 @@ impl Members {
 
     /// Returns since when a majority of the cells, this one among them, has answered what this one sent, whether they applied it
     /// or not.
-    fn majority_heard_at(&self, now: Timestamp) -> Timestamp {
+    pub(super) fn majority_heard_at(&self, now: Timestamp) -> Timestamp {
         let roster = self.roster.load();
         let heard = |at: &usize| self.peers[*at].heard_at.load(Ordering::Relaxed);
         let of_cell = |cell: &Vec<usize>| cell.iter().map(heard).max().unwrap_or(0);
@@ -139,19 +137,30 @@ impl Members {
         let has_majority = self.has_majority(now);
         let since = self.able_since.load(Ordering::Relaxed);
         let is_broken = !has_majority || has_stood_still;
-        if is_broken && since != 0 {
-            self.moved_at.store(now.as_micros(), Ordering::Relaxed);
-        }
         let is_store_down = self.is_store_down.load(Ordering::Relaxed);
         if is_store_down {
             self.store_up_since.store(0, Ordering::Relaxed);
         } else if self.store_up_since.load(Ordering::Relaxed) == 0 {
             self.store_up_since.store(now.as_micros(), Ordering::Relaxed);
         }
-        if is_store_down && now.since(self.able_at()).as_micros() >= 2 * self.config.silence.as_micros() {
+        let twice = 2 * self.config.silence.as_micros();
+        if self.has_ceded.swap(false, Ordering::Relaxed)
+            || is_store_down && now.since(self.able_at()).as_micros() >= twice
+        {
             self.is_left_out.store(true, Ordering::Relaxed);
         }
+        let mut tenure = self.tenure.lock().unwrap_or_else(PoisonError::into_inner);
+        let heard_at = self.majority_heard_at(now);
+        let was_heard_at =
+            Timestamp::from_micros(self.majority_at.swap(heard_at.as_micros(), Ordering::Relaxed));
+        // Another cell may have decided in its place.
+        if self.is_left_out() || roster.cells.len() > 1 && now.since(was_heard_at) > self.config.silence {
+            tenure.end();
+        }
         let is_able = has_majority && !self.waits_for_store(now);
+        if is_able {
+            tenure.take_over(heard_at, self.config.silence);
+        }
         let parts = if self.is_left_out() { 3 } else { 2 };
         let join_time = TimeDelta::from_micros(self.owner_silence().as_micros() / 2 * parts);
         if is_broken || !is_able || since == 0 {
@@ -164,6 +173,7 @@ impl Members {
             // Others may have decided what this cell decides from now on.
             self.record_move(now);
             self.first_joined_at.fetch_min(now.as_micros(), Ordering::Relaxed);
+            tenure.begin(now);
             self.is_left_out.store(false, Ordering::Relaxed);
             self.has_joined.store(true, Ordering::Release);
         }
@@ -184,6 +194,7 @@ impl Members {
             let seen = Timestamp::from_micros(peer.seen.load(Ordering::Relaxed));
             let is_alive = now.since(seen) <= dead_after && !decides_nothing(peer);
             if let Some(hello) = peer.hello.load_full().filter(|_| is_alive) {
+                tenure.see(&hello.cell, roster.region(at), seen + dead_after);
                 living.push((hello.cell.clone(), Some(at)));
             }
         }
@@ -196,11 +207,25 @@ impl Members {
         let is_named = |name: &str| living.iter().any(|(known, _)| known == name);
         let is_configured =
             |name: &str| roster.indexes().any(|at| self.hello(at).is_some_and(|hello| hello.cell == name));
-        unreached.retain(|(name, at)| {
-            now.since(Timestamp::from_micros(*at)) <= dead_after && !is_named(name) && !is_configured(name)
+        unreached.retain(|Unreached { name, seen, .. }| {
+            now.since(Timestamp::from_micros(*seen)) <= dead_after && !is_named(name) && !is_configured(name)
         });
-        living.extend(unreached.iter().map(|(name, _)| (name.clone(), Some(UNREACHED))));
+        for Unreached { name, seen, .. } in unreached.iter() {
+            let region = Self::region_of_living(&roster, name, UNREACHED);
+            tenure.see(name, region, Timestamp::from_micros(*seen) + dead_after);
+        }
+        // Nor is one that another node of this cell has heard of, and this one not yet.
+        let is_heard = |name: &str| {
+            let is_heard = |at: usize| self.peers[at].seen.load(Ordering::Relaxed) != 0;
+            roster.indexes().any(|at| is_heard(at) && self.hello(at).is_some_and(|hello| hello.cell == name))
+        };
+        let beside = tenure.alive(now).filter(|name| !is_named(name) && !is_heard(name));
+        let unreached_names = unreached.iter().map(|known| known.name.as_str());
+        let unreached_names: Vec<String> = unreached_names.chain(beside).map(str::to_owned).collect();
+        tenure.shorten();
+        drop(tenure);
         drop(unreached);
+        living.extend(unreached_names.into_iter().map(|name| (name, Some(UNREACHED))));
         // Of several nodes of a cell, the first that answers.
         living.sort_by_key(|(name, peer)| (name.clone(), peer.map(|peer| (self.is_silent(peer, now), peer))));
         living.dedup_by(|one, other| one.0 == other.0);
@@ -209,42 +234,7 @@ impl Members {
             // Before the first decision of what has moved.
             self.record_move(now);
             *known = Arc::new(living);
-            self.moved_at.store(now.as_micros(), Ordering::Relaxed);
         }
-        let mut epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
-        let may_have_moved = self.has_ceded.swap(false, Ordering::Relaxed)
-            || roster.cells.len() > 1
-                && now.since(Timestamp::from_micros(self.majority_at.load(Ordering::Relaxed)))
-                    > self.config.silence;
-        self.majority_at.store(self.majority_heard_at(now).as_micros(), Ordering::Relaxed);
-        if may_have_moved {
-            epochs.clear();
-        }
-        if has_majority && epochs.back().is_none_or(|(_, last)| last != &*known) {
-            epochs.push_back((now, Arc::clone(&known)));
-            if epochs.len() > MAX_EPOCHS {
-                epochs.pop_front();
-            }
-        }
-    }
-
-    /// Returns since when this cell knows what was counted: before, another cell may have owned the counter, or this
-    /// one has lost it. `None` if it knows everything.
-    pub(crate) fn known_since(&self, key: &CounterKey<'_>) -> Option<Known> {
-        if self.has_one_owner(key) {
-            return (!self.config.keeps_counters)
-                .then_some(Known { since: self.started_at, has_moved: false });
-        }
-        let region = self.owning_region(key);
-        let hash = key_hash(key);
-        let is_own = |living: &Living| self.owner_among(living, hash, region) == Some(None);
-        let epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
-        // A change among the others that left the counter here has lost nothing.
-        let kept = epochs.iter().rev().take_while(|(_, living)| is_own(living)).last();
-        let moved_at = || Timestamp::from_micros(self.moved_at.load(Ordering::Relaxed));
-        let since = kept.map_or_else(moved_at, |(since, _)| *since);
-        let has_moved = since.as_micros() >= self.first_joined_at.load(Ordering::Relaxed);
-        Some(Known { since, has_moved })
     }
 
     /// Returns which cell a hash selects among the living ones.
@@ -277,36 +267,27 @@ impl Members {
     fn owner_among(&self, living: &Living, key: u64, region: Option<&str>) -> Option<Option<usize>> {
         let roster = self.roster.load();
         let in_region = |name: &str, peer: Option<usize>| {
-            let of = match peer {
-                None => self.config.region.as_str(),
-                Some(UNREACHED) => name.split('/').next().unwrap_or(name),
-                Some(at) => roster.region(at),
-            };
-            region.is_none_or(|region| of == region)
-        };
-        let score = |name: &str| {
-            let mut hasher = StableHasher::default();
-            hasher.bytes(name.as_bytes());
-            hasher.number(key);
-            hasher.finish()
+            region.is_none_or(|region| match peer {
+                None => self.config.region == region,
+                Some(peer) => Self::region_of_living(&roster, name, peer) == region,
+            })
         };
         let candidates = living.iter().filter(|(name, peer)| in_region(name, *peer));
-        candidates.max_by_key(|(name, _)| score(name)).map(|(_, peer)| *peer)
+        candidates.max_by_key(|(name, _)| score(name, key)).map(|(_, peer)| *peer)
     }
 }
 
-/// Since when a cell knows what was counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Known {
-    /// Since then.
-    pub(crate) since: Timestamp,
-    /// Whether another cell decided before, while this process ran: what this cell's store has of that time is not all.
-    pub(crate) has_moved: bool,
+/// Returns the score of a cell: of those that are alive, the one with the best decides.
+pub(super) fn score(cell: &str, key: u64) -> u64 {
+    let mut hasher = StableHasher::default();
+    hasher.bytes(cell.as_bytes());
+    hasher.number(key);
+    hasher.finish()
 }
 
 /// Returns a hash of what owners are chosen by: the group, so that all limits of a caller, and what leases keep beside
 /// them, have one owner.
-fn key_hash(key: &CounterKey<'_>) -> u64 {
+pub(super) fn key_hash(key: &CounterKey<'_>) -> u64 {
     let mut hasher = StableHasher::default();
     hasher.number(key.scope.group());
     for part in key.parts {

@@ -170,7 +170,9 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
     /// Debits a counter that this cell may have taken over from another, or lost: it counts as used up at that moment.
     async fn restore_lost(&self, charge: &Charge<'_>) -> Result<(), StoreError> {
         let now = self.clock.now();
-        let Some(Known { since, has_moved }) = self.members.known_since(&charge.key) else { return Ok(()) };
+        let Some(Known { since, has_moved }) = self.members.known_since(&charge.key, now) else {
+            return Ok(());
+        };
         if now.since(since) > charge.limit.retention() {
             return Ok(());
         }

@@ -122,8 +122,8 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 false
             }
             refused => {
-                if let Message::NotApplied(_, unable_for) = refused {
-                    self.members.on_heard(peer, sent, *unable_for, now);
+                if let Message::NotApplied(_, seen) = refused {
+                    self.members.on_heard(peer, sent, seen, now);
                 }
                 if let Some(mut outbox) = self.outbox(peer) {
                     outbox.refuse();

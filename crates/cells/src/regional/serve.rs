@@ -36,7 +36,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 done(self.own.return_units(&UnitReturn { key, limit, units, taken_at, full_at, id }).await)
             }
             Message::Batch(batch) => match self.apply(from, &batch).await {
-                Message::Failed(why) => Message::NotApplied(why, self.members.unable_for(self.clock.now())),
+                Message::Failed(why) => Message::NotApplied(why, self.members.sightings(self.clock.now())),
                 answer => answer,
             },
             Message::Unknown(_) => {

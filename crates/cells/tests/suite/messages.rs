@@ -98,7 +98,7 @@ fn messages() -> Vec<Message> {
         Message::Done(vec![seen(Sign::Answered)]),
         Message::Done(vec![seen(Sign::Answered), seen(Sign::Requested), seen(Sign::Able)]),
         Message::Failed("no".to_owned()),
-        Message::NotApplied("no".to_owned(), 5),
+        Message::NotApplied("no".to_owned(), vec![seen(Sign::Answered), seen(Sign::Able)]),
         Message::OtherProcess("two".to_owned()),
         Message::Busy(vec![seen(Sign::Answered)]),
         Message::Unknown(77),

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use tollgate_cells::message::Message;
@@ -39,8 +40,10 @@ pub(crate) enum Event {
     Tick(usize),
     /// Something breaks.
     Break,
-    /// The store of a cell takes charges again, if this is still its process.
+    /// The store of a cell takes charges again, if this is still its store.
     Return(usize, u64),
+    /// A cell that has ended starts again.
+    Start(usize),
 }
 
 pub(crate) struct Call {
@@ -239,12 +242,15 @@ pub(crate) struct CellClock {
     pub(crate) offset: u64,
     /// Drift in parts per million.
     pub(crate) drift: i64,
+    /// For how long it has stood still.
+    pub(crate) stood_still: Arc<AtomicU64>,
 }
 
 impl Clock for CellClock {
     fn now(&self) -> Timestamp {
         let now = i128::from(self.world.lock().now);
         let drifted = now + now % 1_000_000_000_000 * i128::from(self.drift) / 1_000_000;
-        Timestamp::from_micros(u64::try_from(drifted).unwrap_or(0) + self.offset)
+        let stood_still = self.stood_still.load(Ordering::Relaxed);
+        Timestamp::from_micros(u64::try_from(drifted).unwrap_or(0) + self.offset - stood_still)
     }
 }

@@ -1,7 +1,9 @@
-//! The store of a cell: counters in memory that are out of reach while it is down, as those in a Redis are.
+//! The store of a cell: counters and records in memory that are out of reach while it is down, as those in a Redis are.
 
 use super::links::CellClock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tollgate_core::conformance::MemoryRecords;
 use tollgate_core::{
     Charge, Charged, CounterKey, CounterStore, Outcome, Outcomes, Permit, StoreError, UnitReturn,
 };
@@ -9,12 +11,26 @@ use tollgate_store::MemoryStore;
 
 pub(crate) struct OwnStore {
     memory: MemoryStore<CellClock>,
+    records: MemoryRecords<CellClock>,
+    stood_still: Arc<AtomicU64>,
     is_down: AtomicBool,
 }
 
 impl OwnStore {
-    pub(crate) fn new(memory: MemoryStore<CellClock>) -> Self {
-        Self { memory, is_down: AtomicBool::new(false) }
+    /// Creates a store. The time of records is `clock`'s.
+    pub(crate) fn new(memory: MemoryStore<CellClock>, clock: CellClock) -> Self {
+        let stood_still = Arc::clone(&clock.stood_still);
+        Self { memory, records: MemoryRecords::new(clock), stood_still, is_down: AtomicBool::new(false) }
+    }
+
+    /// Returns the records; `None` while it is down.
+    pub(crate) fn records(&self) -> Option<&MemoryRecords<CellClock>> {
+        (!self.is_down()).then_some(&self.records)
+    }
+
+    /// Lets the time of records stand still, in microseconds.
+    pub(crate) fn stand_still(&self, micros: u64) {
+        self.stood_still.fetch_add(micros, Ordering::Relaxed);
     }
 
     /// Sets whether it is down; returns whether it was.

@@ -22,7 +22,7 @@ use tollgate_store::{LeaseConfig, MemoryConfig, MemoryStore};
 /// Start time of all runs, in microseconds.
 const START: u64 = 1_790_000_000_000_000;
 
-type Store = RegionalStore<OwnStore, SimLinks, CellClock>;
+type Store = RegionalStore<Arc<OwnStore>, SimLinks, CellClock>;
 type Task = Pin<Box<dyn Future<Output = Option<(u64, Option<u64>)>>>>;
 /// The store that made a reservation, its units, when by its clock, and whether it held another cell for silent.
 type Reserved = (Arc<Store>, u64, Timestamp, bool);
@@ -39,6 +39,10 @@ struct CellProcess {
     store: Arc<Store>,
     links: SimLinks,
     number: u64,
+    /// What of it outlives the process, with the clock that it counts by.
+    own: (Arc<OwnStore>, CellClock),
+    /// Whether the process has ended.
+    is_over: bool,
 }
 
 pub(crate) struct Run {
@@ -113,29 +117,36 @@ impl Run {
         run
     }
 
-    /// Starts a process of a cell, with empty counters.
+    fn new_clock(&self, max_offset: u64) -> CellClock {
+        let mut world = self.world.lock();
+        let offset = world.rng.below(max_offset);
+        let drift = world.rng.between(0, 2 * MAX_DRIFT) as i64 - MAX_DRIFT as i64;
+        CellClock { world: self.world.clone(), offset, drift, stood_still: Arc::default() }
+    }
+
+    /// Creates the store of a cell.
+    fn new_own(&self) -> (Arc<OwnStore>, CellClock) {
+        let clock = self.new_clock(self.scenario.max_offset());
+        // The longest log of a scenario fits.
+        let memory = MemoryConfig::with_bytes(1 << 19);
+        let memory = MemoryStore::new(&memory, clock.clone()).unwrap_or_else(|error| panic!("{error}"));
+        (Arc::new(OwnStore::new(memory, self.new_clock(3_600_000_000))), clock)
+    }
+
+    /// Starts a process of a cell.
     fn start(&mut self, cell: usize) -> CellProcess {
         self.count += 1;
         let number = self.count;
-        let (offset, drift) = {
-            let mut world = self.world.lock();
-            (
-                world.rng.below(self.scenario.max_offset()),
-                world.rng.between(0, 2 * MAX_DRIFT) as i64 - MAX_DRIFT as i64,
-            )
-        };
-        let clock = CellClock { world: self.world.clone(), offset, drift };
+        let kept = self.cells.get(cell).filter(|_| self.scenario.keeps).map(|process| process.own.clone());
+        let (own, clock) = kept.unwrap_or_else(|| self.new_own());
         let peers = (0..self.scenario.cells).filter(|other| *other != cell);
         let peers = peers.map(|other| PeerConfig::new(format!("r{other}"), format!("c{other}")));
         let mut config = CellConfig::new(format!("c{cell}"), format!("r{cell}"), peers.collect());
         (config.tick, config.silence) = (self.scenario.tick, self.scenario.silence);
+        config.keeps_counters = self.scenario.keeps;
         let links = SimLinks { world: self.world.clone(), own: cell, process: number };
         let now = tollgate_core::Clock::now(&clock);
         let members = Arc::new(Members::new(config, number, now));
-        // The longest log of a scenario fits.
-        let memory = MemoryConfig::with_bytes(1 << 19);
-        let own = MemoryStore::new(&memory, clock.clone()).unwrap_or_else(|error| panic!("{error}"));
-        let own = OwnStore::new(own);
         let leases = LeaseConfig {
             ttl: TimeDelta::from_secs(1),
             horizon: TimeDelta::from_millis(400),
@@ -143,8 +154,9 @@ impl Run {
             nodes: u32::try_from(self.scenario.cells).unwrap_or(1),
             ..LeaseConfig::default()
         };
-        let store = Store::new(own, members, links.clone(), Pseudonyms::new(b"sim"), clock, leases);
-        CellProcess { store: Arc::new(store), links, number }
+        let (names, kept) = (Pseudonyms::new(b"sim"), (Arc::clone(&own), clock.clone()));
+        let store = Store::new(own, members, links.clone(), names, clock, leases);
+        CellProcess { store: Arc::new(store), links, number, own: kept, is_over: false }
     }
 
     /// Sends all cells each other's names.
@@ -233,9 +245,14 @@ impl Run {
                 Event::Tick(cell) => self.tick(cell),
                 Event::Break => self.break_something(),
                 Event::Return(cell, process) => {
-                    if self.cells[cell].number == process {
+                    if self.scenario.keeps || self.cells[cell].number == process {
                         self.cells[cell].store.own().set_down(false);
                     }
+                }
+                Event::Start(cell) => {
+                    let process = self.start(cell);
+                    self.cells[cell] = process;
+                    self.introduce();
                 }
             }
             self.run_ready();
@@ -248,6 +265,9 @@ impl Run {
             let Some(call) = world.calls.get(&id) else { return };
             (call.from, call.to, call.process, call.message.clone())
         };
+        if self.cells[to].is_over {
+            return;
+        }
         let mut hello = self.cells[from].store.hello();
         hello.incarnation = process;
         let message = match (self.bug, message) {
@@ -302,6 +322,10 @@ impl Run {
         };
         let Some(next) = next else { return };
         self.world.lock().at(next, Event::Check(cell));
+        let is_pause = self.scenario.pauses && (next - START) % 20_000_000 < 8_000_000;
+        if is_pause || self.cells[cell].is_over {
+            return;
+        }
         self.checks += 1;
         let (store, scope, limit) =
             (Arc::clone(&self.cells[cell].store), self.scope.clone(), self.limits[cell].clone());
@@ -371,6 +395,9 @@ impl Run {
     fn tick(&mut self, cell: usize) {
         let now = self.world.lock().now;
         self.world.lock().at(now + self.scenario.tick.as_micros(), Event::Tick(cell));
+        if self.cells[cell].is_over {
+            return;
+        }
         self.cells[cell].store.tick();
         for peer in 0..self.scenario.cells - 1 {
             let CellProcess { store, links, .. } = &self.cells[cell];
@@ -385,6 +412,13 @@ impl Run {
                 None
             }));
         }
+        let store = Arc::clone(&self.cells[cell].store);
+        self.spawn(Box::pin(async move {
+            if let Some(records) = store.own().records() {
+                let _ = store.share_tenure(records).await;
+            }
+            None
+        }));
         for task in self.cells[cell].store.leases().due_tasks() {
             self.count += 1;
             let (store, id) = (Arc::clone(&self.cells[cell].store), PermitId(u128::from(self.count)));
@@ -407,13 +441,14 @@ impl Run {
             let (both, length) = (world.rng.chance(600), world.rng.between(50_000, 5_000_000));
             (crash, pair.0, pair.1, both, length, world.now + world.rng.between(200_000, 2_000_000))
         };
-        self.world.lock().at(next, Event::Break);
         if crash {
-            let process = self.start(one);
-            self.cells[one] = process;
-            self.introduce();
+            // What is kept is of use only once the cell has joined the others again.
+            let next =
+                self.end(one).map_or(next, |back| back + next % (8 * self.scenario.silence.as_micros()));
+            self.world.lock().at(next, Event::Break);
             return;
         }
+        self.world.lock().at(next, Event::Break);
         let mut world = self.world.lock();
         let is_others = self.scenario.cuts || self.scenario.crashes;
         if self.scenario.outages && (!is_others || world.rng.chance(400)) {
@@ -443,6 +478,29 @@ impl Run {
                 *cut = until.max(*cut);
             }
         }
+    }
+
+    /// Ends a cell's process. One that loses its counters is replaced at once, another after a while: returns when.
+    fn end(&mut self, cell: usize) -> Option<u64> {
+        if self.cells[cell].is_over {
+            return None;
+        }
+        self.count += 1;
+        // It receives no replies any more.
+        (self.cells[cell].number, self.cells[cell].is_over) = (self.count, true);
+        let mut world = self.world.lock();
+        let silence = self.scenario.silence.as_micros();
+        let pause = match (self.scenario.keeps, world.rng.chance(400)) {
+            (false, _) => 0,
+            (true, true) => world.rng.below(silence),
+            (true, false) => world.rng.between(silence, 6 * silence),
+        };
+        let now = world.now;
+        world.at(now + pause, Event::Start(cell));
+        if self.bug == Some(CellBug::BelievesOldTenures) {
+            self.cells[cell].own.0.stand_still(pause);
+        }
+        self.scenario.keeps.then_some(now + pause)
     }
 
     fn spawn(&mut self, task: Task) {

@@ -26,8 +26,10 @@ pub(crate) struct Scenario {
     pub(crate) stalls: bool,
     /// Whether the first two cells are cut off from each other, and from no other, all the time.
     pub(crate) apart: bool,
-    /// Whether cells restart with empty counters.
+    /// Whether cells restart.
     pub(crate) crashes: bool,
+    /// Whether the counters of cells outlive their processes, so that a cell is away for a while and restarts with those it had.
+    pub(crate) keeps: bool,
     /// Whether the stores of cells are down for a while, and lose nothing.
     pub(crate) outages: bool,
     /// Mean microseconds between two checks of a cell, and their maximum cost.
@@ -35,6 +37,8 @@ pub(crate) struct Scenario {
     pub(crate) cost: u64,
     /// Checks that are reservations, and are canceled up to a second later, per thousand.
     pub(crate) cancels: u64,
+    /// Whether callers pause for 8 of 20 seconds, so that their limits restore.
+    pub(crate) pauses: bool,
     /// Duration of the traffic in microseconds.
     pub(crate) length: u64,
     pub(crate) tick: TimeDelta,
@@ -55,6 +59,9 @@ const LIMITS: [(u64, u64, u64); 9] = [
     (5_000, 60_000, 900),
 ];
 
+/// Those whose bursts are more than they give in the time in which no cell decides what moves, so that one burst too many is seen.
+const LARGE_BURSTS: [(u64, u64, u64); 3] = [(50, 1_000, 400), (100, 1_000, 2_000), (5_000, 60_000, 900)];
+
 /// Algorithms that forget at the end of a window.
 const WINDOWS: [Algorithm; 4] =
     [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::StrictWindow, Algorithm::SlidingLog];
@@ -71,7 +78,8 @@ fn limit(algorithm: Algorithm, rate: Rate, burst: u64) -> Limit {
 impl Scenario {
     pub(crate) fn from_seed(rng: &mut SplitMix64) -> Self {
         let mode = *rng.pick(&RegionMode::ALL);
-        let (count, period, burst) = *rng.pick(&LIMITS);
+        let keeps = mode.has_owner() && rng.chance(100);
+        let (count, period, burst) = if keeps { *rng.pick(&LARGE_BURSTS) } else { *rng.pick(&LIMITS) };
         let rate = Rate::per(count, TimeDelta::from_millis(period));
         let algorithm = match rng.chance(400) {
             true => *rng.pick(&WINDOWS),
@@ -79,28 +87,35 @@ impl Scenario {
             false => Algorithm::Gcra,
         };
         let burst = if algorithm.has_burst() { burst } else { count };
-        let cells = usize::try_from(rng.between(2, 4)).unwrap_or(2);
-        let calm = rng.chance(250);
+        // Of two cells none decides for the other.
+        let cells = usize::try_from(rng.between(if keeps { 3 } else { 2 }, 4)).unwrap_or(3);
+        let calm = !keeps && rng.chance(250);
         let apart = cells > 2 && mode == RegionMode::Shared && rng.chance(150);
         // Long enough for what is too much to exceed what cells may admit before they notice, and for owners to move and return.
         let outages = !calm && mode.has_owner() && rng.chance(400);
-        let length = if apart || outages { 30 } else { rng.between(3, 8) } * 1_000_000;
+        let crashes = keeps || !calm && mode.has_owner() && rng.chance(300);
+        let length = match (apart || outages, keeps) {
+            (_, true) => 60,
+            (true, _) => 30,
+            _ => rng.between(3, 8),
+        } * 1_000_000;
         // From half of the limit to twenty times the limit, in a bounded number of checks.
         let per_second = (count * 1_000 / period).max(4);
         let demand = (per_second * rng.between(5, 200) / 10).max(20);
         let cost = (demand * length / 1_000_000 / 600).max(1);
         Self {
             mode,
-            by_hash: mode.has_owner() && cells > 2 && rng.chance(500),
+            by_hash: keeps || mode.has_owner() && cells > 2 && rng.chance(500),
             cells,
             limit: limit(algorithm, rate, burst),
             delay: (*rng.pick(&[100, 1_000, 20_000]), *rng.pick(&[21_000, 40_000, 120_000])),
-            loss: if calm { 0 } else { *rng.pick(&[0, 10, 200]) },
+            loss: if calm { 0 } else { *rng.pick(if keeps { &[0, 10] } else { &[0, 10, 200] }) },
             doubles: if calm { 0 } else { *rng.pick(&[0, 10, 100]) },
-            cuts: !calm && rng.chance(700),
+            cuts: !calm && rng.chance(if keeps { 200 } else { 700 }),
             stalls: !calm && mode == RegionMode::Shared && rng.chance(600),
             apart,
-            crashes: !calm && mode.has_owner() && rng.chance(300),
+            crashes,
+            keeps,
             pace: (1_000_000 * cells as u64 * cost / demand).max(300),
             cost: if rng.chance(300) { (cost * 3).min(burst) } else { cost.min(burst) },
             cancels: if mode == RegionMode::Shared && rng.chance(400) {
@@ -108,6 +123,7 @@ impl Scenario {
             } else {
                 0
             },
+            pauses: keeps && rng.chance(700),
             length,
             tick: TimeDelta::from_millis(*rng.pick(&[50, 200, 500])),
             silence: TimeDelta::from_millis(*rng.pick(&[1_000, 2_000])),
