@@ -11,7 +11,7 @@
 //! | `late_record` | records what a store charges after its deadline |
 //! | `unanswered`, `late_debits` | debits whose answers are late, made again if the store refuses them |
 //! | [`owner`](OwnerStore) | the remote store: charges forwarded to the cell that owns a counter |
-//! | [`members`](Members) | the configured peers, which of them answer, which cell owns a counter, how limits are divided while some are silent |
+//! | [`members`](Members) | the configured peers, which of them answer, which cell owns a counter and since when its counts are known, how limits are divided while some are silent |
 //! | `roster` | the peers by index, configured or learned |
 //! | [`ledger`](Ledger), [`outbox`](Outbox), [`inbox`](Inbox) | the exchange of consumption, as pure state machines |
 //! | `hot_counts` | the ledger's part without a lock, for counters that are charged again and again: a table for each thread |

@@ -14,16 +14,15 @@
 //! and goes moves nothing. Then it says that it is back, and begins 3/2·T later: another that stood still for 3/4·T may
 //! have used its older answer for T/2. Until then no cell decides what it owns. Of a cell with several nodes, each speaks for
 //! itself: the others ask one that can decide. A node that has died holds back the move of what the other nodes cannot decide,
-//! because a third cell may still reach it.
+//! because a third cell may still reach it. Which cells one of the nodes has heard, the others read in their record (`tenure`).
 //!
 //! What was counted is unknown from the moment at which another cell may have decided. It has not if the last answers of a
 //! majority are never older than T, whether this process stood still in between or not: all others have a cell of that
 //! majority in theirs, which heard of this one (of a cell with several nodes, if they reach the same cells). Of two cells the
 //! other is no majority: it decides for this one only if this one has answered that it cannot.
 //!
-//! A static hash over the configured
-//! cells was rejected: one dead node would leave its keys undecided for as long as it is dead. Consensus was rejected:
-//! it would have to be asked for each change, and the leases and `split` need none.
+//! A static hash over the configured cells was rejected: one dead node would leave its keys undecided for as long as it is dead.
+//! Consensus was rejected: it would have to be asked for each change, and the leases and `split` need none.
 
 use super::{Decider, Living, Members, Peer, UNREACHED, Unreached};
 use std::sync::atomic::Ordering;

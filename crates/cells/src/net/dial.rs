@@ -104,7 +104,7 @@ async fn exchange_in_ticks<S: CounterStore, C: Clock + Clone>(
         let is_left_out = store.members().is_left_out() && !store.members().config().learns_peers;
         match (was_left_out, is_left_out) {
             (false, true) => tracing::warn!(
-                "this cell's store takes no charges: it leaves what a hash gives it to other cells"
+                "this cell has had no store, or no majority of the cells, for too long: it leaves what a hash gives it to others"
             ),
             (true, false) => tracing::info!("this cell decides what a hash gives it again"),
             _ => {}
@@ -161,7 +161,7 @@ impl SettledShare {
     }
 }
 
-fn duration(delta: TimeDelta) -> Duration {
+pub(super) fn duration(delta: TimeDelta) -> Duration {
     Duration::from_micros(delta.as_micros())
 }
 

@@ -12,6 +12,7 @@
 //! | `handshakes` | connections whose first message has not come, a bounded number |
 //! | `listen` | requests of other cells |
 //! | `repeated` | messages about what goes on for long |
+//! | `tenure` | the record of since when a cell knows its counters |
 //! | `tls` | certificates, read again when they change |
 
 mod dial;
@@ -20,11 +21,13 @@ mod handshakes;
 mod links;
 mod listen;
 mod repeated;
+mod tenure;
 mod tls;
 
 pub use dial::{PeerUrl, run_links, run_ticks};
 pub use links::Links;
 pub use listen::{port_limits, serve};
+pub use tenure::run_tenure;
 pub use tls::CellTls;
 
 use crate::regional::RegionalStore;

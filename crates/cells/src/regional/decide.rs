@@ -176,6 +176,8 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         if now.since(since) > charge.limit.retention() {
             return Ok(());
         }
+        // Another cell may still decide.
+        let since = since.min(now);
         let peek = Charge { cost: Cost::PEEK, enforcement: Enforcement::Independent, ..*charge };
         let outcomes = self.own.charge(&[peek]).await.map_err(unkept)?;
         let Some(outcome) = outcomes.per_charge.first() else { return Ok(()) };

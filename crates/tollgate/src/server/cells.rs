@@ -11,7 +11,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tollgate_cells::net::{CellTls, LinkedStore, Links, PeerUrl, port_limits, run_links, run_ticks, serve};
+use tollgate_cells::net::{
+    CellTls, LinkedStore, Links, PeerUrl, port_limits, run_links, run_tenure, run_ticks, serve,
+};
 use tollgate_cells::{Members, Pseudonyms};
 use tollgate_control::ControlPlane;
 use tollgate_core::{Clock, PermitId, SystemClock};
@@ -93,6 +95,9 @@ impl CellLinks {
         tasks.spawn(serve(Arc::clone(&store), listener, slots, tls.clone()));
         let (tick, ticks) = watch::channel(0);
         tasks.spawn(run_ticks(Arc::clone(&store), tick));
+        if let Some(records) = limiter.shared_records() {
+            tasks.spawn(run_tenure(Arc::clone(&store), records));
+        }
         for (peer, url) in urls.into_iter().enumerate() {
             tasks.spawn(run_links(
                 Arc::clone(&store),

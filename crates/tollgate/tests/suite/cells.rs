@@ -414,6 +414,73 @@ fn owners_by_hash_move_while_the_redis_of_a_region_is_dead() {
     }
 }
 
+/// Without it, each deployment locks out the callers of strict limits, or a region that was away trusts what is left in its Redis.
+#[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
+fn a_replaced_node_knows_what_its_region_knew_and_a_region_that_was_away_does_not() {
+    const RULES: &str = "
+domain: d
+descriptors:
+  - {key: login, limit: {count: 10, period: 10s}, class: security, region: owner}
+";
+    let (stores, ports) = ([(); 3].map(|()| Redis::start()), free_ports::<4>());
+    // Two nodes in ap.
+    let regions = ["eu", "us", "ap", "ap"];
+    let start = |node: usize| {
+        let cell = format!("127.0.0.1:{}", ports[node]);
+        let store = stores[node.min(2)].url();
+        let mut flags = vec!["--region", regions[node], "--cell", &cell, "--store", &store];
+        flags.extend([
+            "--store-deadline-ms",
+            "5000",
+            "--cell-deadline-ms",
+            "5000",
+            "--cell-silence-ms",
+            "1000",
+        ]);
+        let others = (0..4).filter(|other| regions[*other] != regions[node]);
+        let peers: Vec<String> =
+            others.map(|other| format!("{}=http://127.0.0.1:{}", regions[other], ports[other])).collect();
+        peers.iter().for_each(|peer| flags.extend(["--peer", peer]));
+        Server::start_with_rules(RULES, &flags)
+    };
+    // What is left of forty counters, those that cells decide.
+    let left = |node: &Server| -> Vec<Option<u64>> {
+        let one = |n: usize| {
+            let answer = peek(node, &json!({"login": format!("k{n}")}));
+            (answer["origin"] == "store").then(|| answer["limits"][0]["remaining"].as_u64()).flatten()
+        };
+        (0..40).map(one).collect()
+    };
+    let joined = |node: &Server| {
+        let line = "ratelimit_region_joined 1";
+        eventually(line, || node.get("/metrics").text().lines().any(|one| one == line).then_some(()));
+    };
+    let all = vec![Some(10); 40];
+    let (near, other) = ([start(0), start(1)], start(2));
+    let mut replaced = start(3);
+    eventually("all counters restored", || (left(&replaced) == all).then_some(()));
+
+    replaced.signal("KILL");
+    replaced.wait();
+    let replaced = start(3);
+    joined(&replaced);
+    assert_eq!(left(&replaced), all, "nobody has decided in its place");
+
+    drop((replaced, other));
+    let moved = eventually("the others to decide", || {
+        let left = left(&near[0]);
+        let moved: Vec<usize> = (0..40).filter(|n| left[*n].is_some_and(|left| left < 10)).collect();
+        (!moved.is_empty() && left.iter().all(Option::is_some)).then_some(moved)
+    });
+    assert!(moved.len() < 40, "those of others stay");
+    eventually("all counters restored", || (left(&near[0]) == all).then_some(()));
+    let back = start(2);
+    joined(&back);
+    let left = left(&back);
+    assert!(moved.iter().all(|n| left[*n].is_some_and(|left| left < 10)), "{left:?}");
+}
+
 /// Without it, any client that reaches the port can debit any counter.
 #[test]
 fn links_are_encrypted_and_both_sides_show_certificates() {
