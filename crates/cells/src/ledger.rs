@@ -188,7 +188,7 @@ impl SharedCounters {
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
     name: u64,
-    /// Where the table of this thread has it unless that was full.
+    /// Where the table of this thread has it unless its group is too full.
     home: Option<Home<'a>>,
     /// Not for another thread.
     thread: PhantomData<*const ()>,
@@ -282,7 +282,7 @@ impl Ledger {
         self.record_at(self.find(charge, self.key_name(&charge.key)), charge);
     }
 
-    /// Adds what a charge has taken whose counter is not in its home set, is new to this thread, or not for its table.
+    /// Adds what a charge has taken whose counter is not in its own slot, is new to this thread, or not for its table.
     #[inline(never)]
     fn record_elsewhere(&self, name: u64, charge: &Charge<'_>) {
         let units = signed(charge.cost);

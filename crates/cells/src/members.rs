@@ -158,8 +158,6 @@ pub struct Members {
     is_store_down: AtomicBool,
     /// Since when it does, in microseconds; 0 while it does not.
     store_up_since: AtomicU64,
-    /// Whether it has answered since the last refresh that it could decide nothing for so long that others may decide for it.
-    has_ceded: AtomicBool,
     /// The time of the answers of a majority, at the last refresh.
     majority_at: AtomicU64,
     /// Whether the others decide what a hash would give this cell, because it could not for too long.
@@ -201,7 +199,6 @@ impl Members {
             able_at: AtomicU64::new(now.as_micros()),
             is_store_down: AtomicBool::new(false),
             store_up_since: AtomicU64::new(0),
-            has_ceded: AtomicBool::new(false),
             majority_at: AtomicU64::new(now.as_micros()),
             is_left_out: AtomicBool::new(false),
             refreshing: Mutex::default(),
@@ -321,6 +318,12 @@ impl Members {
                 peer.seen.fetch_max(known.seen, Ordering::Relaxed);
                 peer.requested.fetch_max(known.requested, Ordering::Relaxed);
             }
+            // So do those of the other nodes of its cell.
+            for other in self.roster.load().indexes().map(|at| &self.peers[at]) {
+                if other.hello.load().as_ref().is_some_and(|known| known.cell == hello.cell) {
+                    peer.seen.fetch_max(other.seen.load(Ordering::Relaxed), Ordering::Relaxed);
+                }
+            }
             peer.hello.store(Some(Arc::new(hello)));
             drop(unreached);
             peer.is_linked.store(true, Ordering::Relaxed);
@@ -433,9 +436,9 @@ impl Members {
                 [&peer.answered, &peer.requested].map(|at| at.load(Ordering::Relaxed));
             seen(&peer.hello.load_full()?.cell, answered, requested)
         };
+        let own = Sighting { cell: self.config.cell.clone(), age: self.unable_for(now), sign: Sign::Able };
         let unreached = self.unreached.lock().unwrap_or_else(PoisonError::into_inner);
         let unreached = unreached.iter().filter_map(|known| seen(&known.name, 0, known.requested));
-        let own = Sighting { cell: self.config.cell.clone(), age: self.unable_for(now), sign: Sign::Able };
         let peers = self.roster.load();
         let peers = peers.indexes().filter_map(|at| of_peer(&self.peers[at]));
         peers.chain(unreached).chain([own]).collect()

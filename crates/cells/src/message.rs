@@ -27,7 +27,7 @@ const MIN_ENTRY: usize = 3;
 const MAX_REASON: usize = 1_024;
 /// After the reason of a failure: the sender has reached another process of the receiver's name.
 const OTHER_PROCESS: u8 = b'p';
-/// After the reason of a failure: for how long the sender could decide nothing that a hash gives it.
+/// After the reason of a failure: a batch was not applied, and the cells that the sender has heard of follow.
 const NOT_APPLIED: u8 = b'n';
 
 /// The first message in each direction of a link.

@@ -69,13 +69,20 @@ impl Members {
         let (unable_for, twice) =
             (now.since(self.able_at()).as_micros() / 1_000, 2 * self.config.silence.as_micros() / 1_000);
         // Once it says 2 T, others decide in its place: not before it has noticed that itself.
+        if unable_for < twice || self.is_left_out() || self.cede() { unable_for } else { twice - 1 }
+    }
+
+    /// Leaves what a hash gives this cell to others, unless it has joined. Returns whether it does.
+    #[cold]
+    fn cede(&self) -> bool {
+        let _refreshing = self.refreshing.lock().unwrap_or_else(PoisonError::into_inner);
         if self.has_joined.load(Ordering::Acquire) {
-            return unable_for.min(twice - 1);
+            return false;
         }
-        if unable_for >= twice {
-            self.has_ceded.store(true, Ordering::Relaxed);
-        }
-        unable_for
+        self.is_left_out.store(true, Ordering::Relaxed);
+        self.able_since.store(0, Ordering::Relaxed);
+        self.tenure.lock().unwrap_or_else(PoisonError::into_inner).end();
+        true
     }
 
     /// Returns whether other cells decide what a hash would give this one, because it could not for too long.
@@ -142,10 +149,7 @@ impl Members {
         } else if self.store_up_since.load(Ordering::Relaxed) == 0 {
             self.store_up_since.store(now.as_micros(), Ordering::Relaxed);
         }
-        let twice = 2 * self.config.silence.as_micros();
-        if self.has_ceded.swap(false, Ordering::Relaxed)
-            || is_store_down && now.since(self.able_at()).as_micros() >= twice
-        {
+        if is_store_down && now.since(self.able_at()).as_micros() >= 2 * self.config.silence.as_micros() {
             self.is_left_out.store(true, Ordering::Relaxed);
         }
         let mut tenure = self.tenure.lock().unwrap_or_else(PoisonError::into_inner);

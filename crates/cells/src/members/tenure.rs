@@ -10,9 +10,10 @@
 //! once, knows what they knew, also which other cells are alive; one that comes back after others decided for it does not trust
 //! the counters that are in its store still.
 //!
-//! The record has the store's time. Clocks are never compared: what an exchange tells is between which two numbers the store's
-//! clock is ahead of this process's, and of all times between them that one counts by which less is known. A write that the
-//! store carries out late extends nothing: it has the time of what it says.
+//! The record has the store's time. The clocks of two processes are never compared: a call shows by how much, at least and at
+//! most, the store's clock is ahead of this process's, and each time is converted by that of the two by which less is known. A
+//! write that the store carries out late extends nothing: it has the time of what it says. A record whose time has not come yet
+//! was written before the store's clock was set back: it counts as none.
 
 use super::majority::score;
 use super::{Members, UNREACHED};
@@ -79,6 +80,7 @@ impl Moment {
         *self.there.get_or_insert_with(|| clock.last_there(self.here))
     }
 
+    /// Raises it to a time of the record.
     fn raise(&mut self, there: Timestamp, clock: StoreClock) {
         if there > self.there(clock) {
             *self = Self::of_record(there, clock);
@@ -133,8 +135,11 @@ impl Tenure {
 
     /// Adds what another node of the cell knows to a tenure that this one has too.
     fn join(&mut self, record: &TenureRecord, clock: StoreClock) {
-        let Some(since) = &mut self.since else { return };
-        since.raise(record.since, clock);
+        let Some(since) = self.since else { return };
+        // The other one has lasted until after this one began: together they are one.
+        if clock.first_here(record.until) >= since.here && clock.last_here(record.since) < since.here {
+            self.since = Some(Moment::of_record(record.since, clock));
+        }
         for (name, region, alive) in &record.others {
             match self.others.iter_mut().find(|other| other.name == *name) {
                 Some(other) => other.alive.raise(*alive, clock),
@@ -146,6 +151,12 @@ impl Tenure {
             }
         }
         self.shorten();
+    }
+
+    /// Forgets what the moments of the tenure are by the store's clock: that was set.
+    fn forget_clock(&mut self) {
+        let moments = self.others.iter_mut().map(|other| &mut other.alive).chain(&mut self.since);
+        moments.for_each(|moment| moment.there = None);
     }
 
     /// Begins a tenure unless there is one.
@@ -226,8 +237,14 @@ impl TenureRecord {
         out.0
     }
 
+    /// Returns the record that a store had at that time by its clock; `None` if it had none that can be right.
+    pub(crate) fn read(bytes: Option<&[u8]>, at: Timestamp) -> Option<Self> {
+        // Otherwise the store's clock was set back.
+        Self::decode(bytes?).filter(|read| read.since <= read.until && read.until <= at)
+    }
+
     /// Decodes it; `None` if it is none that this version reads.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+    fn decode(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
         (from.byte()? == VERSION).then_some(())?;
         let cell = from.text(MAX_NAME)?.to_owned();
@@ -261,9 +278,16 @@ impl Members {
         self.config.keeps_counters && !self.config.learns_peers && !self.config.peers.is_empty()
     }
 
-    /// Takes note of the record of this cell's tenure; `None` if the store has none.
+    /// Takes note of the record of this cell's tenure; `None` if the store has none, or none that can be right.
     pub(crate) fn on_tenure(&self, record: Option<TenureRecord>, clock: StoreClock) {
         let mut tenure = self.tenure.lock().unwrap_or_else(PoisonError::into_inner);
+        let most = i64::try_from(self.config.silence.as_micros() / 8).unwrap_or(i64::MAX);
+        let was_set = tenure.read.as_ref().is_some_and(|(_, before)| {
+            clock.least > before.most.saturating_add(most) || clock.most < before.least.saturating_sub(most)
+        });
+        if was_set || record.is_none() {
+            tenure.forget_clock();
+        }
         if let Some(record) = &record {
             tenure.join(record, clock);
         }
@@ -279,7 +303,7 @@ impl Members {
         let mut tenure = self.tenure.lock().unwrap_or_else(PoisonError::into_inner);
         let tenure = &mut *tenure;
         let since = tenure.since.as_mut()?.there(clock);
-        // What was before the tenure says nothing.
+        // Who may have decided before the tenure only is of no account.
         tenure.others.retain_mut(|other| other.alive.there(clock) > since);
         let others = tenure.others.iter_mut();
         let others = others.map(|other| (other.name.clone(), other.region.clone(), other.alive.there(clock)));

@@ -25,7 +25,7 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let sent = self.clock.now();
         let read = records.exchange(NAME, None, None).await?;
         let clock = StoreClock::new(sent, self.clock.now(), read.at);
-        let known = read.record.as_deref().and_then(TenureRecord::decode);
+        let known = TenureRecord::read(read.record.as_deref(), read.at);
         let config = self.members.config();
         let (own, others): (Option<TenureRecord>, _) = match known {
             Some(known) if known.cell != config.cell => (None, Some(known)),

@@ -31,6 +31,8 @@ struct Node {
 #[derive(Default)]
 struct Store {
     record: Option<Vec<u8>>,
+    /// The record as it was at some time.
+    copy: Option<Vec<u8>>,
     ahead: u64,
     down: Until,
 }
@@ -105,7 +107,18 @@ impl World {
         // Up to ten seconds: others decide after four.
         let most = if self.rng.chance(500) { 15 } else { 100 };
         let until = self.step + 1 + self.rng.below(most);
-        match self.rng.below(5) {
+        match self.rng.below(6) {
+            5 => {
+                let back = self.rng.below(200_000);
+                let store = &mut self.stores[cell];
+                match self.rng.below(4) {
+                    0 => store.record = None,
+                    1 => store.copy = store.record.clone(),
+                    2 => store.record = store.copy.clone(),
+                    // Farther, it would seem that no time has passed while a process was away.
+                    _ => store.ahead = store.ahead.saturating_sub(back),
+                }
+            }
             0 => {
                 self.nodes[at].members = None;
                 self.nodes[at].dead = until;
@@ -156,14 +169,13 @@ impl World {
 
     fn share(&mut self, at: usize) {
         let (now, cell) = (self.now(), self.nodes[at].cell);
-        let wait = TimeDelta::from_millis(self.rng.below(60));
-        let sent = Timestamp::from_micros(now.as_micros() - wait.as_micros());
+        let wait = self.rng.below(60_000);
+        let (sent, between) = (Timestamp::from_micros(now.as_micros() - wait), self.rng.below(wait + 1));
         let store = &mut self.stores[cell];
-        let between = self.rng.below(wait.as_micros() + 1);
-        let clock =
-            StoreClock::new(sent, now, Timestamp::from_micros(sent.as_micros() + between + store.ahead));
+        let there = Timestamp::from_micros(sent.as_micros() + between + store.ahead);
+        let clock = StoreClock::new(sent, now, there);
         let members = self.nodes[at].members.as_ref().expect("it runs");
-        members.on_tenure(store.record.as_deref().and_then(TenureRecord::decode), clock);
+        members.on_tenure(TenureRecord::read(store.record.as_deref(), there), clock);
         if let Some(new) = members.tenure_to_write(clock, now) {
             store.record = Some(new.encode());
         }
