@@ -17,7 +17,7 @@ use tollgate_core::{CounterKey, CounterOwner, KeyPart, StableHasher, TimeDelta, 
 
 pub(crate) use division::{Division, WHOLE};
 use tenure::Tenure;
-pub(crate) use tenure::{Known, StoreClock, TenureRecord};
+pub(crate) use tenure::{Kept, Known, StoreClock, TenureRecord};
 
 /// A configured peer.
 #[derive(Clone, Debug, PartialEq, Eq)]

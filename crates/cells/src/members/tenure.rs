@@ -25,6 +25,8 @@ use tollgate_core::{CounterKey, TimeDelta, Timestamp};
 
 /// Longest name of a cell, and of a region, in a record.
 const MAX_NAME: usize = 512;
+/// By how much a store's clock may be set back without that being noticed: a failover to a server whose clock is behind.
+const SET_BACK: TimeDelta = TimeDelta::from_millis(250);
 /// First byte of a record.
 const VERSION: u8 = 1;
 
@@ -105,6 +107,16 @@ pub(super) struct Tenure {
     others: Vec<Other>,
     /// What the record said last.
     read: Option<(TenureRecord, StoreClock)>,
+    /// The number of the record.
+    life: Option<u64>,
+}
+
+/// What a store has for a record.
+pub(crate) enum Kept {
+    Nothing,
+    /// Something that cannot be right.
+    Wrong,
+    Record(TenureRecord),
 }
 
 impl Tenure {
@@ -135,10 +147,11 @@ impl Tenure {
 
     /// Adds what another node of the cell knows to a tenure that this one has too.
     fn join(&mut self, record: &TenureRecord, clock: StoreClock) {
-        let Some(since) = self.since else { return };
+        let Some(since) = &mut self.since else { return };
         // The other one has lasted until after this one began: together they are one.
-        if clock.first_here(record.until) >= since.here && clock.last_here(record.since) < since.here {
-            self.since = Some(Moment::of_record(record.since, clock));
+        if clock.first_here(record.until) >= since.here && record.since < since.there(clock) {
+            let known = Moment::of_record(record.since, clock);
+            *since = Moment { here: known.here.min(since.here), ..known };
         }
         for (name, region, alive) in &record.others {
             match self.others.iter_mut().find(|other| other.name == *name) {
@@ -157,6 +170,11 @@ impl Tenure {
     fn forget_clock(&mut self) {
         let moments = self.others.iter_mut().map(|other| &mut other.alive).chain(&mut self.since);
         moments.for_each(|moment| moment.there = None);
+    }
+
+    /// Begins the tenure anew, if there is one: what was counted before is lost.
+    fn restart(&mut self, now: Timestamp) {
+        self.since = self.since.map(|_| Moment::new(now));
     }
 
     /// Begins a tenure unless there is one.
@@ -210,6 +228,8 @@ impl Tenure {
 /// The tenure of a cell, as its nodes share it, by their store's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TenureRecord {
+    /// A number that changes when a store has lost its record, and so its counters.
+    pub(crate) life: u64,
     /// Name of the cell.
     pub(crate) cell: String,
     /// Since when it lasts.
@@ -225,6 +245,7 @@ impl TenureRecord {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.byte(VERSION);
+        out.number(self.life);
         out.text(&self.cell);
         out.number(self.since.as_micros());
         out.number(self.until.as_micros());
@@ -237,17 +258,18 @@ impl TenureRecord {
         out.0
     }
 
-    /// Returns the record that a store had at that time by its clock; `None` if it had none that can be right.
-    pub(crate) fn read(bytes: Option<&[u8]>, at: Timestamp) -> Option<Self> {
+    /// Reads what a store had at that time by its clock.
+    pub(crate) fn read(bytes: Option<&[u8]>, at: Timestamp) -> Kept {
+        let Some(bytes) = bytes else { return Kept::Nothing };
         // Otherwise the store's clock was set back.
-        Self::decode(bytes?).filter(|read| read.since <= read.until && read.until <= at)
+        Self::decode(bytes).filter(|read| read.until <= at + SET_BACK).map_or(Kept::Wrong, Kept::Record)
     }
 
     /// Decodes it; `None` if it is none that this version reads.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
         (from.byte()? == VERSION).then_some(())?;
-        let cell = from.text(MAX_NAME)?.to_owned();
+        let (life, cell) = (from.number()?, from.text(MAX_NAME)?.to_owned());
         let (since, until) = (Timestamp::from_micros(from.number()?), Timestamp::from_micros(from.number()?));
         let count = from.count(MAX_CELLS)?;
         let mut other = || {
@@ -255,7 +277,7 @@ impl TenureRecord {
             Some((name, region, Timestamp::from_micros(from.number()?)))
         };
         let others = (0..count).map(|_| other()).collect::<Option<Vec<_>>>()?;
-        Some(Self { cell, since, until, others })
+        Some(Self { life, cell, since, until, others })
     }
 
     /// Returns whether this one says more than `kept` by more than `least`.
@@ -265,7 +287,7 @@ impl TenureRecord {
             let known = kept.others.iter().find(|(known, ..)| known == name);
             known.is_none_or(|(.., known)| is_later(*alive, *known))
         };
-        self.cell != kept.cell
+        (self.life, &self.cell) != (kept.life, &kept.cell)
             || self.since != kept.since
             || is_later(self.until, kept.until)
             || self.others.iter().any(adds)
@@ -278,13 +300,35 @@ impl Members {
         self.config.keeps_counters && !self.config.learns_peers && !self.config.peers.is_empty()
     }
 
-    /// Takes note of the record of this cell's tenure; `None` if the store has none, or none that can be right.
-    pub(crate) fn on_tenure(&self, record: Option<TenureRecord>, clock: StoreClock) {
+    /// Takes note of the record of this cell's tenure. A store that has lost it has lost its counters: what was counted is known
+    /// from now on.
+    pub(crate) fn on_tenure(&self, kept: Kept, clock: StoreClock, now: Timestamp) {
         let mut tenure = self.tenure.lock().unwrap_or_else(PoisonError::into_inner);
+        let tenure = &mut *tenure;
         let most = i64::try_from(self.config.silence.as_micros() / 8).unwrap_or(i64::MAX);
         let was_set = tenure.read.as_ref().is_some_and(|(_, before)| {
             clock.least > before.most.saturating_add(most) || clock.most < before.least.saturating_sub(most)
         });
+        let record = match kept {
+            Kept::Record(record) => {
+                let is_other = tenure.life.is_some_and(|life| life != record.life);
+                let last = tenure.read.as_ref().filter(|_| !was_set).map(|(last, _)| last.until);
+                // An old copy was restored.
+                let is_old = last.is_some_and(|last| record.until + self.config.silence < last);
+                if is_other || is_old {
+                    tenure.restart(now);
+                }
+                tenure.life = Some(record.life).filter(|_| !is_old);
+                Some(record)
+            }
+            Kept::Wrong => None,
+            Kept::Nothing => {
+                if tenure.life.take().is_some() {
+                    tenure.restart(now);
+                }
+                None
+            }
+        };
         if was_set || record.is_none() {
             tenure.forget_clock();
         }
@@ -292,6 +336,17 @@ impl Members {
             tenure.join(record, clock);
         }
         tenure.read = record.map(|record| (record, clock));
+    }
+
+    /// Records that the store has this record now.
+    pub(crate) fn on_tenure_written(&self, record: &TenureRecord) {
+        self.tenure.lock().unwrap_or_else(PoisonError::into_inner).life = Some(record.life);
+    }
+
+    /// Returns since when this cell knows what was counted of all that a hash gives it while all others are alive.
+    #[must_use]
+    pub fn known_from(&self) -> Option<Timestamp> {
+        self.tenure.lock().unwrap_or_else(PoisonError::into_inner).since.map(|since| since.here)
     }
 
     /// Returns the record to be written instead of the one that was read last, if it says more. A node that is left out extends
@@ -310,6 +365,7 @@ impl Members {
         let until = clock.first_there(self.majority_heard_at(now));
         let kept = tenure.read.as_ref().map(|(kept, _)| kept).filter(|kept| kept.cell == self.config.cell);
         let record = TenureRecord {
+            life: tenure.life.unwrap_or(self.incarnation ^ now.as_micros()),
             cell: self.config.cell.clone(),
             since,
             until: kept.map_or(until, |kept| kept.until.max(until)),

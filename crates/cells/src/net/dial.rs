@@ -91,7 +91,7 @@ async fn exchange_in_ticks<S: CounterStore, C: Clock + Clone>(
 ) {
     let mut interval = tokio::time::interval(duration(store.members().config().tick));
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let (mut was_displaced, mut was_left_out) = (false, false);
+    let (mut was_displaced, mut was_left_out, mut had_joined) = (false, false, false);
     let mut share = SettledShare::default();
     loop {
         interval.tick().await;
@@ -102,14 +102,17 @@ async fn exchange_in_ticks<S: CounterStore, C: Clock + Clone>(
         }
         was_displaced = is_displaced;
         let is_left_out = store.members().is_left_out() && !store.members().config().learns_peers;
-        match (was_left_out, is_left_out) {
-            (false, true) => tracing::warn!(
+        if is_left_out && !was_left_out {
+            tracing::warn!(
                 "this cell has had no store, or no majority of the cells, for too long: it leaves what a hash gives it to others"
-            ),
-            (true, false) => tracing::info!("this cell decides what a hash gives it again"),
-            _ => {}
+            );
         }
         was_left_out = is_left_out;
+        let has_joined = store.members().has_joined(store.now()) && !store.members().config().learns_peers;
+        if has_joined && !had_joined {
+            tracing::info!("this cell decides what a hash gives it");
+        }
+        had_joined = has_joined;
         if !is_displaced {
             let silence = store.members().config().silence;
             if let Some(settled) = share.settle(store.share_millionths(), silence, store.now()) {

@@ -1,7 +1,7 @@
 //! The record of a cell's tenure in its store: read and extended once in a tick.
 
 use super::RegionalStore;
-use crate::members::{StoreClock, TenureRecord};
+use crate::members::{Kept, StoreClock, TenureRecord};
 use crate::owner::Transport;
 use tollgate_core::{Clock, CounterStore, RecordName, RecordStore, StoreError, TimeDelta};
 
@@ -25,20 +25,23 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
         let sent = self.clock.now();
         let read = records.exchange(NAME, None, None).await?;
         let clock = StoreClock::new(sent, self.clock.now(), read.at);
-        let known = TenureRecord::read(read.record.as_deref(), read.at);
         let config = self.members.config();
-        let (own, others): (Option<TenureRecord>, _) = match known {
-            Some(known) if known.cell != config.cell => (None, Some(known)),
-            known => (known, None),
+        let kept = TenureRecord::read(read.record.as_deref(), read.at);
+        let (kept, other) = match kept {
+            Kept::Record(other) if other.cell != config.cell => (Kept::Wrong, Some(other)),
+            kept => (kept, None),
         };
-        self.members.on_tenure(own, clock);
+        self.members.on_tenure(kept, clock, self.clock.now());
         let fresh = FRESH * config.silence.as_micros();
-        if let Some(other) = others.filter(|other| read.at.since(other.until).as_micros() <= fresh) {
+        if let Some(other) = other.filter(|other| read.at.since(other.until).as_micros() <= fresh) {
             return Ok(Some(other.cell));
         }
         if let Some(new) = self.members.tenure_to_write(clock, self.clock.now()) {
             // If another node has written meanwhile, the next call adds to that.
-            records.exchange(NAME, read.record.as_deref(), Some((&new.encode(), LIFE))).await?;
+            let written = records.exchange(NAME, read.record.as_deref(), Some((&new.encode(), LIFE))).await?;
+            if written.is_stored {
+                self.members.on_tenure_written(&new);
+            }
         }
         Ok(None)
     }

@@ -477,8 +477,17 @@ descriptors:
     eventually("all counters restored", || (left(&near[0]) == all).then_some(()));
     let back = start(2);
     joined(&back);
-    let left = left(&back);
-    assert!(moved.iter().all(|n| left[*n].is_some_and(|left| left < 10)), "{left:?}");
+    let locked = || {
+        let left = left(&back);
+        moved.iter().all(|n| left[*n].is_some_and(|left| left < 10))
+    };
+    assert!(locked(), "others have decided");
+
+    eventually("all counters restored", || (left(&back) == all).then_some(()));
+    let client = redis::Client::open(stores[2].url()).expect("an address");
+    let mut connection = client.get_connection().expect("a connection");
+    redis::cmd("FLUSHALL").exec(&mut connection).expect("an empty Redis");
+    eventually("the loss", || locked().then_some(()));
 }
 
 /// Without it, any client that reaches the port can debit any counter.

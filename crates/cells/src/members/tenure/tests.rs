@@ -25,6 +25,8 @@ struct Node {
     paused: Until,
     /// Its own link to the cell's store.
     unlinked: Until,
+    /// When it last read the record.
+    shared: u64,
 }
 
 /// A store, and by how much its clock is ahead.
@@ -35,6 +37,8 @@ struct Store {
     copy: Option<Vec<u8>>,
     ahead: u64,
     down: Until,
+    /// When it lost the record, and with it its counters.
+    lost: u64,
 }
 
 struct World {
@@ -57,7 +61,16 @@ impl World {
         let of: Vec<usize> = (0..3).flat_map(|cell| vec![cell; 1 + rng.below(2) as usize]).collect();
         let node = |cell: usize| {
             let peers = (0..of.len()).filter(|other| of[*other] != cell).collect();
-            Node { cell, members: None, peers, linked: HashMap::new(), dead: 0, paused: 0, unlinked: 0 }
+            Node {
+                cell,
+                members: None,
+                peers,
+                linked: HashMap::new(),
+                dead: 0,
+                paused: 0,
+                unlinked: 0,
+                shared: 0,
+            }
         };
         let stores = (0..3).map(|_| Store { ahead: rng.below(1 << 40), ..Store::default() }).collect();
         Self {
@@ -109,12 +122,16 @@ impl World {
         let until = self.step + 1 + self.rng.below(most);
         match self.rng.below(6) {
             5 => {
-                let back = self.rng.below(200_000);
+                let (back, now) = (self.rng.below(200_000), self.step);
                 let store = &mut self.stores[cell];
                 match self.rng.below(4) {
-                    0 => store.record = None,
+                    0 => (store.record, store.lost) = (None, now),
                     1 => store.copy = store.record.clone(),
-                    2 => store.record = store.copy.clone(),
+                    // With its counters, as they were.
+                    2 => {
+                        store.lost = if store.copy.is_some() { 0 } else { now };
+                        store.record = store.copy.clone();
+                    }
                     // Farther, it would seem that no time has passed while a process was away.
                     _ => store.ahead = store.ahead.saturating_sub(back),
                 }
@@ -175,10 +192,12 @@ impl World {
         let there = Timestamp::from_micros(sent.as_micros() + between + store.ahead);
         let clock = StoreClock::new(sent, now, there);
         let members = self.nodes[at].members.as_ref().expect("it runs");
-        members.on_tenure(TenureRecord::read(store.record.as_deref(), there), clock);
+        members.on_tenure(TenureRecord::read(store.record.as_deref(), there), clock, now);
         if let Some(new) = members.tenure_to_write(clock, now) {
             store.record = Some(new.encode());
+            members.on_tenure_written(&new);
         }
+        self.nodes[at].shared = self.step;
     }
 
     /// Looks what a node decides, and that it knows of all that others have decided.
@@ -201,6 +220,11 @@ impl World {
                     CELLS[other]
                 );
                 self.moved += 1;
+            }
+            let lost = self.stores[cell].lost;
+            if self.nodes[at].shared > lost {
+                let lost = Timestamp::from_secs(1_000_000) + TimeDelta::from_millis(lost * STEP);
+                assert!(since >= lost, "seed {seed}, step {}: it trusts what the store lost", self.step);
             }
             self.kept += u64::from(since < members.started_at);
             self.decided.insert((number, cell), now);
