@@ -13,7 +13,8 @@
 //! The record has the store's time. The clocks of two processes are never compared: a call shows by how much, at least and at
 //! most, the store's clock is ahead of this process's, and each time is converted by that of the two by which less is known. A
 //! write that the store carries out late extends nothing: it has the time of what it says. A record whose time has not come yet
-//! was written before the store's clock was set back: it counts as none.
+//! was written before the store's clock was set back: it counts as none. If the record is gone, so are the counters: then the
+//! tenure begins anew, and so does the record's number, by which the other nodes see that too.
 
 use super::majority::score;
 use super::{Members, UNREACHED};

@@ -52,10 +52,12 @@ pub async fn run_tenure<S: CounterStore, C: Clock + Clone>(
         }
         let now_known_from = store.members().known_from();
         if now_known_from > known_from {
-            let seconds = now_known_from.map(|from| store.now().since(from).as_micros() / 1_000_000);
+            let seconds_ago =
+                now_known_from.map_or(0, |from| store.now().since(from).as_micros() / 1_000_000);
             tracing::info!(
-                seconds,
-                "what a hash gives this cell is known for so long: `security` and `strict` limits count as used up before"
+                seconds_ago,
+                "counters that a hash gives this cell are known since then; those of `security` and `strict` limits count as \
+                 used up before it"
             );
         }
         known_from = now_known_from.or(known_from);
