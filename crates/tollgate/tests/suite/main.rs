@@ -50,6 +50,7 @@ mod quota_guard;
 mod ratelimit;
 mod redis;
 mod redis_cluster;
+mod regions;
 mod reload;
 mod reservations;
 mod resp;
