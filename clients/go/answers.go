@@ -179,8 +179,28 @@ func decodeLimit(raw json.RawMessage) (limitAnswer, error) {
 	limit.over = isTrue(document.get("over"))
 	limit.window, _ = text(document.get("window"))
 	role, _ := text(document.get("role"))
-	limit.decides = role != "shadow" && role != "candidate"
+	limit.decides = role == "" || role == "quota"
 	return limit, errors.Join(errs[:]...)
+}
+
+// ruleResponse reads the response that the denying rule sets; nil if there is none.
+func ruleResponse(raw json.RawMessage) *RuleResponse {
+	var read *struct {
+		Status      int     `json:"status"`
+		Body        *string `json:"body"`
+		ContentType string  `json:"content_type"`
+	}
+	if raw == nil || json.Unmarshal(raw, &read) != nil || read == nil {
+		return nil
+	}
+	response := RuleResponse{ContentType: read.ContentType}
+	if read.Status >= 400 && read.Status < 600 {
+		response.Status = read.Status
+	}
+	if read.Body != nil {
+		response.Body = []byte(*read.Body)
+	}
+	return &response
 }
 
 func isTrue(raw json.RawMessage) bool { return string(raw) == "true" }
@@ -235,6 +255,7 @@ func decision(status int, document object) (Result, bool, error) {
 		ResetAfter: Unknown, RetryAfter: millis(retryAfter), Delay: millis(delay), DecisionID: id, reservation: reservation,
 		Shed: isShed, cacheable: status == 429 && origin == "store" && !isShed && retryAfter > 0 && !isConcurrent,
 	}
+	result.Response = ruleResponse(document.get("response"))
 	reported := reportedLimit(allowed, deniedBy, limits)
 	if reported != nil {
 		result.Limit, result.Remaining, result.ResetAfter = reported.limit, reported.remaining, millis(reported.reset)

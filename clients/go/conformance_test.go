@@ -82,6 +82,12 @@ func TestAnswers(t *testing.T) {
 		Body   string
 		Pad    int `json:"pad_with_spaces_to_bytes"`
 		Fault  *string
+		// Response is what the denying rule has callers answered with.
+		Response *struct {
+			Status      int
+			Body        string
+			ContentType string `json:"content_type"`
+		}
 		Result *struct {
 			Allowed          bool
 			Source, Reason   string
@@ -120,10 +126,14 @@ func TestAnswers(t *testing.T) {
 		}
 		want := each.Result
 		same(t, each.Name, err, error(nil))
+		var response *RuleResponse
+		if own := each.Response; own != nil {
+			response = &RuleResponse{Status: own.Status, Body: []byte(own.Body), ContentType: own.ContentType}
+		}
 		same(t, each.Name, result.result, Result{
 			want.Allowed, want.Source, want.Reason, or(want.Origin), want.Shed, or(want.Rule), optional(want.Limit),
 			optional(want.Remaining), millis(optional(want.ResetMs)), millis(optional(want.RetryAfterMs)),
-			millis(want.DelayMs), or(want.DecisionID), or(want.Reservation), want.Cacheable,
+			millis(want.DelayMs), or(want.DecisionID), response, or(want.Reservation), want.Cacheable,
 		})
 	}
 	var ends struct {

@@ -1,6 +1,7 @@
 package tollgate
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -251,7 +252,15 @@ func (a *Admission) deny(found checked) {
 	if result.Rule != "" {
 		document["violated-policies"] = []string{result.Rule}
 	}
-	a.respond(http.StatusTooManyRequests, "quota-exceeded", "Over the limit", detail, document)
+	status, own := http.StatusTooManyRequests, result.Response
+	if own != nil && own.Status != 0 {
+		status = own.Status
+	}
+	a.respond(status, "quota-exceeded", "Over the limit", detail, document)
+	if own != nil && own.Body != nil {
+		a.Body = own.Body
+		a.Header.Set("Content-Type", cmp.Or(own.ContentType, "application/json"))
+	}
 }
 
 // retryAfter returns the seconds after which the same request would pass; negative if unknown.

@@ -25,9 +25,19 @@ type Result struct {
 	// Delay is how long an allowed request should wait (rules with `action: delay`).
 	Delay      time.Duration
 	DecisionID string
+	// Response is what the denying rule has callers answered with; nil if it sets nothing. The middleware answers so.
+	Response *RuleResponse
 
 	reservation string
 	cacheable   bool
+}
+
+// RuleResponse is the response that a rule sets for its denials, as far as it sets it.
+type RuleResponse struct {
+	// Status is 0 if the rule sets none, Body nil.
+	Status      int
+	Body        []byte
+	ContentType string
 }
 
 // Unknown is the duration of what is not known or never comes.

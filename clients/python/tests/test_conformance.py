@@ -41,6 +41,7 @@ class Conformance(unittest.TestCase):
                     body = case["body"].encode().ljust(case.get("pad_with_spaces_to_bytes", 0))
                     try:
                         result, fault = dataclasses.asdict(decode(case["status"], body)), None
+                        self.assertEqual(result.pop("response", None), case.get("response"))
                         for name in ("limits", "problem"):  # of this client alone
                             result.pop(name, None)
                     except _answers.Fault as error:

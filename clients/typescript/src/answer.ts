@@ -4,7 +4,7 @@
  * `clients/conformance/answers.json`.
  */
 
-import { SETTLED, type Fault, type LimitResult, type Problem, type Reason } from "./result.js";
+import { SETTLED, type Fault, type LimitResult, type Problem, type Reason, type RuleResponse } from "./result.js";
 
 /** Longest body that is read. */
 export const MAX_BODY_BYTES = 65_536;
@@ -30,7 +30,7 @@ const rejected = (problem: Problem | null): Answer => ({
   kind: "decision",
   result: {
     allowed: false, success: false, limit: null, remaining: null, reset: null, resetMs: null, retryAfterMs: null, delayMs: 0,
-    reason: "rejected", source: "server", origin: null, shed: false, rule: null, decisionId: null, degradedBy: null, problem, pending: SETTLED,
+    reason: "rejected", source: "server", origin: null, shed: false, rule: null, decisionId: null, degradedBy: null, problem, response: null, pending: SETTLED,
   },
   reservation: null,
   cacheable: false,
@@ -109,10 +109,18 @@ function parseDecision(status: number, body: string, nowMs: number): Answer {
     decisionId,
     degradedBy: text(json["degraded_by"]) ?? null,
     problem: null,
+    response: ruleResponse(json["response"]),
     pending: SETTLED,
   };
   const cacheable = status === 429 && origin === "store" && !shed && retryAfter !== null && retryAfter > 0 && !overConcurrent;
   return { kind: "decision", result, reservation, cacheable, concurrent };
+}
+
+function ruleResponse(response: unknown): RuleResponse | null {
+  if (typeof response !== "object" || response === null || Array.isArray(response)) return null;
+  const json = response as Json, status = count(json["status"]);
+  const isStatus = status !== undefined && status >= 400 && status < 600;
+  return { status: isStatus ? status : null, body: text(json["body"]) ?? null, contentType: text(json["content_type"]) ?? null };
 }
 
 function reasonOf(allowed: boolean, origin: string | null, shed: boolean): Reason {
@@ -131,7 +139,7 @@ interface Limit {
   readonly remaining: number;
   readonly resetMs: number;
   readonly over: boolean;
-  /** Shadow and candidate limits never deny. */
+  /** Its role lets it deny nothing. */
   readonly hidden: boolean;
   readonly concurrent: boolean;
 }
@@ -141,7 +149,7 @@ function parseLimit(item: unknown): Limit | null {
   const json = item as Json;
   const limit = count(json["limit"]), remaining = count(json["remaining"]), resetMs = count(json["reset_ms"]);
   if (typeof json["rule"] !== "string" || limit === undefined || remaining === undefined || resetMs === undefined) return null;
-  const hidden = json["role"] === "shadow" || json["role"] === "candidate";
+  const role = json["role"], hidden = typeof role === "string" && role !== "quota";
   return { rule: json["rule"], limit, remaining, resetMs, over: json["over"] === true, hidden, concurrent: json["window"] === "concurrent" };
 }
 

@@ -11,7 +11,7 @@
 
 export { Ratelimit } from "./ratelimit.js";
 export type { Attributes, CheckOutcome, Descriptor, HeadInput, InlineUnit, LimitInput, LimitOptions, RatelimitOptions, RequestHead, Reservation, ReserveOptions, ReserveResult } from "./ratelimit.js";
-export type { Fault, LimitResult, Problem, Reason } from "./result.js";
+export type { Fault, LimitResult, Problem, Reason, RuleResponse } from "./result.js";
 export type { EndResult } from "./answer.js";
 export { pacedFetch, ThrottledError } from "./pace/paced-fetch.js";
 export type { PacedFetchOptions } from "./pace/paced-fetch.js";

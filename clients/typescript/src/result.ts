@@ -16,6 +16,13 @@ export interface Problem {
   readonly body: string;
 }
 
+/** What the denying rule has callers answered with (`response` of the rule), as far as it sets it. */
+export interface RuleResponse {
+  readonly status: number | null;
+  readonly body: string | null;
+  readonly contentType: string | null;
+}
+
 /** A decision. Durations are in milliseconds. */
 export interface LimitResult {
   /** Whether the request may pass. */
@@ -26,9 +33,9 @@ export interface LimitResult {
   readonly limit: number | null;
   /** Units that remain of it. */
   readonly remaining: number | null;
-  /** When it is fully restored, in milliseconds since 1970. */
+  /** When it is fully restored, with nothing left when its next unit is there, in milliseconds since 1970. */
   readonly reset: number | null;
-  /** Time until it is fully restored. */
+  /** Time until then. */
   readonly resetMs: number | null;
   /** Time after which the same request would pass: 0 if allowed, `null` if it never would or the time is unknown. */
   readonly retryAfterMs: number | null;
@@ -49,6 +56,8 @@ export interface LimitResult {
   readonly degradedBy: string | null;
   /** Set if the server refuses the request head that was checked; `reason` is then `rejected`. */
   readonly problem: Problem | null;
+  /** What the denying rule has callers answered with; `null` if it sets nothing. The middleware answers so. */
+  readonly response: RuleResponse | null;
   /** What is still under way after the answer (a slower server's charge being given back). Workers pass it to `waitUntil`. */
   readonly pending: Promise<unknown>;
 }
@@ -61,6 +70,6 @@ export function policyResult(policy: "open" | "closed", fault: Fault): LimitResu
   const allowed = policy === "open";
   return {
     allowed, success: allowed, limit: null, remaining: null, reset: null, resetMs: null, retryAfterMs: allowed ? 0 : null, delayMs: 0,
-    reason: fault, source: "policy", origin: null, shed: false, rule: null, decisionId: null, degradedBy: null, problem: null, pending: SETTLED,
+    reason: fault, source: "policy", origin: null, shed: false, rule: null, decisionId: null, degradedBy: null, problem: null, response: null, pending: SETTLED,
   };
 }

@@ -57,6 +57,8 @@ describe("answers", () => {
         }, one.result);
         assert.equal(answer.result.reset, one.result.reset_ms === null ? null : 1_000_000 + one.result.reset_ms);
         assert.equal(result.success, result.allowed);
+        const { status, body, content_type: contentType } = one.response ?? {};
+        assert.deepEqual(result.response, one.response === undefined ? null : { status, body, contentType });
       } finally {
         await server.close();
       }

@@ -3,6 +3,7 @@
 
 use crate::key_values::KeyValues;
 use crate::wire::{Reader, Writer};
+use smallvec::SmallVec;
 use tollgate_core::{
     Admission, Algorithm, Calendar, CalendarUnit, Charge, Cost, CounterKey, Enforcement, KeyPart, Limit,
     LimitSpec, LossPolicy, Outcome, Outcomes, OwnedKeyPart, Period, PermitId, Rate, Scope, TimeDelta,
@@ -121,7 +122,7 @@ impl Writer {
         self.byte(u8::from(outcomes.admission == Admission::Denied));
         self.number(outcomes.at.as_micros());
         self.number(outcomes.per_charge.len() as u64);
-        for Outcome { verdict, remaining, reset_after } in &outcomes.per_charge {
+        for Outcome { verdict, remaining, reset_after, .. } in &outcomes.per_charge {
             let (kind, wait) = match verdict {
                 Verdict::Allowed { delay } => (0, *delay),
                 Verdict::Denied { retry_after: Some(wait) } => (1, *wait),
@@ -132,6 +133,10 @@ impl Writer {
             for number in [wait.as_micros(), *remaining, reset_after.as_micros()] {
                 self.number(number);
             }
+        }
+        // Last, where receivers of earlier versions end.
+        for outcome in &outcomes.per_charge {
+            self.number(outcome.next_after.as_micros());
         }
     }
 
@@ -252,7 +257,16 @@ impl<'a> Reader<'a> {
         let admission = if self.byte()? == 0 { Admission::Admitted } else { Admission::Denied };
         let at = Timestamp::from_micros(self.number()?);
         let count = self.count(MAX_CHARGES)?;
-        let per_charge = (0..count).map(|_| self.outcome()).collect::<Option<_>>()?;
+        let mut per_charge =
+            (0..count).map(|_| self.outcome()).collect::<Option<SmallVec<[Outcome; 4]>>>()?;
+        for outcome in &mut per_charge {
+            // A sender of an earlier version does not know it.
+            outcome.next_after = match self.0.is_empty() {
+                true if outcome.remaining == 0 => outcome.reset_after,
+                true => TimeDelta::ZERO,
+                false => TimeDelta::from_micros(self.number()?),
+            };
+        }
         Some(Outcomes { admission, at, per_charge })
     }
 
@@ -268,6 +282,7 @@ impl<'a> Reader<'a> {
         Some(Outcome {
             verdict,
             remaining: self.number()?,
+            next_after: TimeDelta::ZERO,
             reset_after: TimeDelta::from_micros(self.number()?),
         })
     }

@@ -229,5 +229,11 @@ pub(crate) fn denial(charge: &Charge<'_>, time: &BucketTime, known: &Overdraft, 
     let spare = charge.limit.capacity().checked_sub(charge.cost.units());
     let restored = |units| converted(time.time(units), time.scale, known.scale, |units, by| units / by);
     let wait = |units| TimeDelta::from_micros(ahead.as_micros().saturating_sub(restored(units).as_micros()));
-    Outcome { verdict: Verdict::Denied { retry_after: spare.map(wait) }, remaining: 0, reset_after: ahead }
+    let next_after = charge.limit.capacity().checked_sub(1).map(wait).unwrap_or_default();
+    Outcome {
+        verdict: Verdict::Denied { retry_after: spare.map(wait) },
+        remaining: 0,
+        next_after,
+        reset_after: ahead,
+    }
 }

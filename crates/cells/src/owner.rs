@@ -281,5 +281,5 @@ pub(crate) fn without(charge: &Charge<'_>, outcome: Outcome) -> Outcome {
         return outcome;
     }
     let remaining = outcome.remaining.saturating_add(charge.cost.units()).min(charge.limit.capacity());
-    Outcome { remaining, ..outcome }
+    outcome.with_remaining(remaining)
 }

@@ -182,7 +182,7 @@ impl Outcomes {
     ///
     /// ```
     /// use tollgate_core::{Admission, Enforcement, Outcome, Outcomes, TimeDelta, Verdict};
-    /// let denied = Outcome { verdict: Verdict::Denied { retry_after: None }, remaining: 0, reset_after: TimeDelta::ZERO };
+    /// let denied = Outcome { verdict: Verdict::Denied { retry_after: None }, ..Outcome::UNKNOWN };
     /// assert_eq!(Outcomes::admission([(Enforcement::Required, &denied)].into_iter()), Admission::Denied);
     /// assert_eq!(Outcomes::admission([(Enforcement::Independent, &denied)].into_iter()), Admission::Admitted);
     /// ```

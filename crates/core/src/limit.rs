@@ -293,7 +293,7 @@ impl Limit {
         } else {
             Verdict::Denied { retry_after: None }
         };
-        Outcome { verdict, remaining: 0, reset_after: TimeDelta::ZERO }
+        Outcome { verdict, ..Outcome::UNKNOWN }
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::charge::{Charge, Charged, Outcomes, Permit, UnitReturn};
 use crate::counter_key::CounterKey;
 use crate::late::LateCharge;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Verdict};
 use crate::region::RegionStatus;
 use crate::time::TimeDelta;
 use std::future::Future;
@@ -108,6 +108,29 @@ pub struct LastKnown {
     /// How long ago an outcome last came in time; `None` if none did. Requests whose outcome comes later were decided without
     /// it.
     pub in_time: Option<TimeDelta>,
+}
+
+impl LastKnown {
+    /// Longest time that an outcome is repeated.
+    const MAX_AGE: TimeDelta = TimeDelta::from_secs(1);
+
+    /// Returns the outcome of a charge in a request that another limit denies, without calling the store: its last one of the
+    /// counter, if that is recent and the charge would fit.
+    pub fn repeated<S: CounterStore + ?Sized>(store: &S, charge: &Charge<'_>) -> Outcome {
+        if charge.cost.is_refund() {
+            return Outcome::UNKNOWN;
+        }
+        let Some(known) = store.last_known(charge).filter(|known| known.age <= Self::MAX_AGE) else {
+            return Outcome::UNKNOWN;
+        };
+        let remaining = charge.limit.capacity().saturating_sub(known.used);
+        if remaining < charge.cost.units().max(1) {
+            return Outcome::UNKNOWN;
+        }
+        let reset = known.reset_after.as_micros().saturating_sub(known.age.as_micros());
+        let reset_after = TimeDelta::from_micros(reset);
+        Outcome { verdict: Verdict::ALLOWED, remaining, next_after: TimeDelta::ZERO, reset_after }
+    }
 }
 
 impl<S: CounterStore + ?Sized> CounterStore for std::sync::Arc<S> {

@@ -533,20 +533,6 @@ impl Decision {
         status.outcome.verdict.is_denied() && self.is_enforced(status)
     }
 
-    /// Returns the most restrictive limit of a descriptor: one that the request is over, else one that would deny it, else the
-    /// one with the fewest units remaining.
-    #[must_use]
-    pub fn tightest(&self, descriptor: usize) -> Option<&LimitStatus> {
-        let own = self.limits.iter().filter(|limit| {
-            usize::from(limit.descriptor) == descriptor
-                && limit.role != Role::Candidate
-                && limit.outcome.verdict != Verdict::Unknown
-        });
-        own.min_by_key(|limit| {
-            (!self.is_over(limit), !limit.outcome.verdict.is_denied(), limit.outcome.remaining)
-        })
-    }
-
     /// Returns the name of a limit's rule.
     #[must_use]
     pub fn limit_name(&self, limit: &LimitStatus) -> &str {

@@ -83,7 +83,7 @@ fn applied(charge: &Charge<'_>, outcome: Outcome) -> Outcome {
         true => outcome.remaining.saturating_add(units).min(charge.limit.capacity()),
         false => outcome.remaining.saturating_sub(units),
     };
-    Outcome { remaining, ..outcome }
+    outcome.with_remaining(remaining)
 }
 
 impl<S: CounterStore> CounterStore for DryRun<'_, S> {

@@ -80,12 +80,13 @@ fn fold_one(
     admission: Admission,
     folded: &mut DecisionDetails,
 ) -> bool {
-    let Outcome { verdict, remaining, reset_after } = outcome;
-    let remaining = match &matched.limit.shards {
-        None => remaining,
-        Some(_) => matched.remaining_of_whole(Outcome { verdict, remaining, reset_after }, admission),
+    let Outcome { verdict, remaining, next_after, reset_after } = outcome;
+    let outcome = Outcome { verdict, remaining, next_after, reset_after };
+    let outcome = match &matched.limit.shards {
+        None => outcome,
+        Some(_) => outcome.with_remaining(matched.remaining_of_whole(outcome, admission)),
     };
-    push_status(folded, matched, Outcome { verdict, remaining, reset_after });
+    push_status(folded, matched, outcome);
     if verdict == Verdict::ALLOWED && matched.limit.soft.is_none() {
         return false;
     }
@@ -96,10 +97,8 @@ fn fold_one(
 /// Folds what the last outcome does beside being shown: it delays the request, degrades it or warns. Apart, because few do.
 #[inline(never)]
 fn fold_effects(matched: &MatchedLimit<'_>, folded: &mut DecisionDetails) {
-    let Some(LimitStatus { outcome: Outcome { verdict, remaining, .. }, .. }) = folded.limits.last().copied()
-    else {
-        return;
-    };
+    let Some(LimitStatus { outcome, .. }) = folded.limits.last().copied() else { return };
+    let Outcome { verdict, remaining, reset_after, .. } = outcome;
     match verdict {
         Verdict::Allowed { delay } if decides(matched) => {
             folded.verdict = DecisionVerdict::Allowed { delay: folded.delay().max(delay) };
@@ -112,14 +111,30 @@ fn fold_effects(matched: &MatchedLimit<'_>, folded: &mut DecisionDetails) {
     if let Some(soft) = matched.limit.soft
         && matched.role == Role::Live
         && verdict != Verdict::Unknown
-        && matched.limit.limit.capacity().saturating_sub(remaining) > soft.threshold
     {
+        let used = matched.limit.limit.capacity().saturating_sub(remaining);
+        if used <= soft.threshold {
+            return;
+        }
         let mark = match soft.action {
             SoftAction::Warn => &mut folded.warned_by,
             SoftAction::Degrade => &mut folded.degraded_by,
+            SoftAction::Delay => {
+                if verdict.is_allowed() && !matched.cost.is_peek() {
+                    delay(folded, soft.delay(used, reset_after));
+                }
+                return;
+            }
         };
         mark.get_or_insert(decided_by(matched));
     }
+}
+
+/// Delays the request by its last limit, as if the store's outcome had.
+fn delay(folded: &mut DecisionDetails, delay: TimeDelta) {
+    let verdict = Verdict::Allowed { delay };
+    folded.limits.last_mut().into_iter().for_each(|status| status.outcome.verdict = verdict);
+    folded.verdict = DecisionVerdict::Allowed { delay: folded.delay().max(delay) };
 }
 
 /// Adds the matched limits with unknown outcomes, for when the store decided none of them.
@@ -136,8 +151,8 @@ fn deny(plan: &Plan<'_>, outcomes: &Outcomes, folded: &mut DecisionDetails) {
     let denying = pairs.filter(|(matched, outcome)| decides(matched) && outcome.verdict.is_denied());
     let named = denying.clone().reduce(|best, next| if rank(next) > rank(best) { next } else { best });
     folded.denied_by = named.map(|(matched, _)| decided_by(matched));
-    // Nothing is served, so nothing is served in a reduced form.
-    folded.degraded_by = None;
+    // Nothing is served, so nothing is served in a reduced form or with a warning.
+    (folded.degraded_by, folded.warned_by) = (None, None);
     let is_shedding = |matched: &MatchedLimit<'_>| matched.rule.is_some_and(|rule| rule.is_shedding);
     let is_shed = named.is_some_and(|(matched, _)| is_shedding(matched));
     // When load ends is not known; a permit's lifetime or a bucket says nothing about it.

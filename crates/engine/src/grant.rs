@@ -219,9 +219,8 @@ impl<S: CounterStore> Limiter<S> {
             for ((at, charge), outcome) in asked.into_iter().zip(&wanted).zip(charged.per_charge) {
                 if payment.assigned[at].is_some() {
                     paid.push(GrantCharge { limit: at, record: ChargeRecord::from_charge(charge) });
-                    let reset_after = outcomes.per_charge[at].reset_after;
-                    outcomes.per_charge[at] =
-                        Outcome { verdict: Verdict::ALLOWED, remaining: outcome.remaining, reset_after };
+                    let paid = Outcome { verdict: Verdict::ALLOWED, ..outcomes.per_charge[at] };
+                    outcomes.per_charge[at] = paid.with_remaining(outcome.remaining);
                 } else {
                     outcomes.per_charge[at] = outcome;
                 }

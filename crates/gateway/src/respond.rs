@@ -158,7 +158,7 @@ impl<S: CounterStore + 'static> Record<S> {
         now: Timestamp,
         out: &mut A,
     ) -> Proxied {
-        let status = state.responses.status(facts.disposition);
+        let status = state.responses.status(facts);
         out.begin(status);
         let mut own = OwnHeaders::new(out);
         let (media_type, body) = state.responses.body(facts).unzip();

@@ -91,7 +91,7 @@ pub(crate) fn domain(
         compiler.reject_under_envoy(attribute.at, "`shard_by`");
     }
     let scope = ScopePath::domain(&name, options.readable_scopes);
-    compiler.level(file.rules, 0, &scope, "", &Inherited::default());
+    compiler.level(file.rules, 0, &scope, "", &Inherited::by_file(file.response));
     let overload = file.overload.map(|draft| Arc::new(compiler.overload(draft, &scope)));
     let Compiler {
         profile, shape: DefaultShape { algorithm, .. }, shard_by, tree, locations: places, ..
@@ -155,7 +155,7 @@ pub(crate) fn merge(
     };
     compiler.native_only(&file.shape);
     let scope = domain.scope.clone();
-    compiler.level(file.rules, 0, &scope, "", &Inherited::default());
+    compiler.level(file.rules, 0, &scope, "", &Inherited::by_file(file.response));
     (domain.tree, *locations) = (compiler.tree, compiler.locations);
 }
 
@@ -402,6 +402,7 @@ impl Compiler<'_, '_> {
             detailed_metric: draft.detailed_metric,
             value_to_metric: draft.value_to_metric,
             metadata: draft.metadata,
+            response: Some(draft.response).filter(|response| !response.is_empty()).map(Box::new),
             location: (self.reader.source.name.clone(), draft.at.line),
         };
         self.rules.push(rule.prepared(coupling(self.profile, self.options)));

@@ -9,6 +9,7 @@ mod limit;
 pub(crate) mod overload;
 mod region;
 
+use crate::denial_response::DenialResponse;
 use crate::draft::{FileDraft, RuleDraft};
 use crate::reader::{Reader, Spanned, scalar};
 use crate::rule::{Class, DescriptorMatch, Profile};
@@ -16,7 +17,7 @@ use crate::tree::GLOBAL;
 use crate::yaml::{Position, Strictness, SyntaxError, YamlNode, parse, shorten};
 use tollgate_core::Algorithm;
 
-const FILE_KEYS: [&str; 14] = [
+const FILE_KEYS: [&str; 15] = [
     "domain",
     "descriptors",
     "profile",
@@ -31,6 +32,7 @@ const FILE_KEYS: [&str; 14] = [
     "billing",
     "durable",
     "overload",
+    "response",
 ];
 
 /// Decodes a file and reports errors to the reader. Returns `None` if nothing useful is left.
@@ -85,6 +87,7 @@ pub(crate) fn file(reader: &mut Reader<'_>) -> Option<FileDraft> {
             "billing" => draft.billing = reader.boolean(node, "billing").is_some_and(|on| on.value),
             "durable" => draft.durable = reader.boolean(node, "durable").map(|on| on.value),
             "overload" => draft.overload = overload::read(reader, node),
+            "response" => draft.response = DenialResponse::read(reader, node),
             _ => reader.unknown_key(key, "a rule file", &FILE_KEYS),
         }
     }

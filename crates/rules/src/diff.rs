@@ -5,7 +5,7 @@ use crate::overload::{
     ADAPT_RULE, Adapt, AttributeValue, Condition, FLEET_RULE, Fairness, Overload, PriorityRule, TierFairness,
     WORKERS_RULE, Workers,
 };
-use crate::rule::{DescriptorMatch, LimitSet, Profile, Role, Rule, SoftAction};
+use crate::rule::{DescriptorMatch, LimitSet, Profile, Role, Rule};
 use crate::ruleset::{Domain, Ruleset};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -161,8 +161,7 @@ fn limits(set: &LimitSet) -> String {
             Role::Quota => " quota",
         });
         if let Some(soft) = limit.soft {
-            let action = if soft.action == SoftAction::Warn { "warn" } else { "degrade" };
-            let _ = write!(text, " {action} at {}", soft.threshold);
+            let _ = write!(text, " {} at {}", soft.action.name(), soft.threshold);
         }
         text
     };

@@ -4,6 +4,7 @@
 //! profile, so the decoder only records what is written, and `compile` interprets it.
 
 use crate::decode::overload::OverloadDraft;
+use crate::denial_response::DenialResponse;
 use crate::metadata::Metadata;
 use crate::reader::Spanned;
 use crate::region::RegionSetting;
@@ -29,6 +30,8 @@ pub(crate) struct FileDraft {
     /// Whether consumption is written to a database, for rules that do not say.
     pub(crate) durable: Option<bool>,
     pub(crate) overload: Option<Spanned<OverloadDraft>>,
+    /// What rules answer that do not say otherwise.
+    pub(crate) response: DenialResponse,
     pub(crate) rules: Vec<RuleDraft>,
 }
 
@@ -153,5 +156,6 @@ pub(crate) struct RuleDraft {
     pub(crate) value_to_metric: bool,
     pub(crate) share_threshold: Option<Spanned<bool>>,
     pub(crate) metadata: Metadata,
+    pub(crate) response: DenialResponse,
     pub(crate) rules: Vec<RuleDraft>,
 }

@@ -14,6 +14,7 @@
 //! | [`diff`](RuleChange) | changes between two rule sets |
 //! | [`loosening`](Loosening) | what a new rule set no longer protects |
 //! | [`metadata`](Metadata) | values that a rule returns to the proxy |
+//! | [`denial_response`](DenialResponse) | the status and the body of a denial, where a rule sets them |
 //! | [`outline`](OutlineNode) | the descriptors of a domain, nested as in the file |
 //! | [`fleet_match`](FleetMatch) | where a request stands in the fleet's capacity when tenants share it |
 //! | [`overload`](Overload), [`signal`](Signal) | what is shed when not all can be served; signals that limits follow |
@@ -25,6 +26,7 @@ mod bound;
 mod compile;
 mod counter_shards;
 mod decode;
+mod denial_response;
 mod diagnostic;
 mod diff;
 mod draft;
@@ -61,6 +63,7 @@ mod yaml;
 
 pub use bound::{Bound, limit_in_words};
 pub use compile::is_store_name;
+pub use denial_response::{BodyField, BodyTemplate, DenialResponse, FieldValue};
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;
 pub use envoy_keys::EnvoyLevel;

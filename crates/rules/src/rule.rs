@@ -1,12 +1,15 @@
 //! Compiled rule: the data that the engine reads after a request has matched.
 
+use crate::denial_response::DenialResponse;
 use crate::metadata::Metadata;
 use crate::plan::MatchedLimit;
 use crate::region::RegionSetting;
 use crate::unit::Unit;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tollgate_core::{Enforcement, KeyPart, Limit, LossPolicy, Mode, RegionMode, Scope, StableHasher};
+use tollgate_core::{
+    Enforcement, KeyPart, Limit, LossPolicy, Mode, RegionMode, Scope, StableHasher, TimeDelta,
+};
 
 /// The arithmetic of a domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -203,13 +206,32 @@ impl Enforce {
     }
 }
 
-/// A soft limit: a lower threshold that warns or degrades first.
+/// A soft limit: a lower threshold that warns, degrades or delays first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SoftLimit {
     /// Threshold in used units.
     pub threshold: u64,
     /// Action at the threshold.
     pub action: SoftAction,
+}
+
+impl SoftLimit {
+    /// Returns how long to delay a request after which so many units are used, of a limit that is unused again after `reset`:
+    /// until what is beyond the threshold has drained. Of a bucket that is exact, so delayed requests are spaced at its rate.
+    ///
+    /// ```
+    /// use tollgate_core::TimeDelta;
+    /// use tollgate_rules::{SoftAction, SoftLimit};
+    /// let soft = SoftLimit { threshold: 80, action: SoftAction::Delay };
+    /// assert_eq!(soft.delay(80, TimeDelta::from_secs(48)), TimeDelta::ZERO);
+    /// // A unit drains in 600 ms, and three are beyond.
+    /// assert_eq!(soft.delay(83, TimeDelta::from_millis(49_800)), TimeDelta::from_millis(1_800));
+    /// ```
+    #[must_use]
+    pub fn delay(&self, used: u64, reset: TimeDelta) -> TimeDelta {
+        let beyond = u128::from(used.saturating_sub(self.threshold)) * u128::from(reset.as_micros());
+        TimeDelta::from_micros(u64::try_from(beyond.div_ceil(u128::from(used.max(1)))).unwrap_or(u64::MAX))
+    }
 }
 
 /// The action of a soft limit.
@@ -220,6 +242,20 @@ pub enum SoftAction {
     Warn,
     /// The decision is marked as degraded.
     Degrade,
+    /// The request is delayed, the longer the further it is beyond the threshold.
+    Delay,
+}
+
+impl SoftAction {
+    /// Returns the name in rule files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Warn => "warn",
+            Self::Degrade => "degrade",
+            Self::Delay => "delay",
+        }
+    }
 }
 
 /// One limit of a rule. What every charge reads comes first.
@@ -431,6 +467,8 @@ pub struct Rule {
     pub value_to_metric: bool,
     /// Metadata returned to the caller's proxy.
     pub metadata: Metadata,
+    /// Response to its denials, if it is not the integration's.
+    pub response: Option<Box<DenialResponse>>,
     /// Location: file and line.
     pub location: (String, u32),
 }

@@ -60,6 +60,7 @@ impl Rule {
         add("replaces", (!self.replaces.is_empty()).then(|| self.replaces.join(", ")));
         add("detailed_metric", self.detailed_metric.then(|| "true".to_owned()));
         add("value_to_metric", self.value_to_metric.then(|| "true".to_owned()));
+        add("response", self.response.as_ref().map(ToString::to_string));
         add("metadata", (!self.metadata.is_empty()).then(|| self.metadata.to_string()));
         all
     }

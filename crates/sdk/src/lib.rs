@@ -94,7 +94,7 @@ mod servers;
 pub use body::LimitedBody;
 pub use check_request::{CheckRequest, Extracted};
 #[cfg(any(feature = "remote", feature = "remote-http"))]
-pub use checks::{CallerProblem, CheckReason, CheckResult, Closed, Fault, ResultSource};
+pub use checks::{CallerProblem, CheckReason, CheckResult, Closed, Fault, ResultSource, RuleResponse};
 pub use decider::{Decider, LayerDecision};
 #[cfg(any(feature = "remote", feature = "remote-http"))]
 pub use fail_policy::{FailPolicy, RemoteError};

@@ -6,7 +6,8 @@
 //! consulting the store. The end is counted from the moment of the call, so it is never later than the store's own.
 //!
 //! A cached denial belongs to a counter, not to a request: every request that charges the counter is denied, whatever
-//! else it charges. The outcomes of its other limits are then unknown. Independent charges (shadow rules, candidates)
+//! else it charges. Of its other limits, the store's last outcomes are repeated, and those that it has not read lately are
+//! unknown. Independent charges (shadow rules, candidates)
 //! still count, and denials of limits that count attempts are not cached. Memory is fixed: sets of four, in which the denial that ends soonest is replaced. Caching allowed
 //! outcomes was rejected: that would overshoot.
 
@@ -42,6 +43,8 @@ struct CachedDenialSlot {
     valid_until: Timestamp,
     /// End of the denial.
     denied_until: Timestamp,
+    /// When a unit is there again.
+    next: Timestamp,
     reset: Timestamp,
     /// Cost that was denied; a smaller one might fit.
     units: u64,
@@ -119,7 +122,12 @@ impl<S, C: Clock> DenyCache<S, C> {
             return None;
         }
         let verdict = Verdict::Denied { retry_after: Some(entry.denied_until.since(now)) };
-        Some(Outcome { verdict, remaining: entry.remaining, reset_after: entry.reset.since(now) })
+        Some(Outcome {
+            verdict,
+            remaining: entry.remaining,
+            next_after: entry.next.since(now),
+            reset_after: entry.reset.since(now),
+        })
     }
 
     /// Caches a denial. Permits may be released at any time, and attempts are to be counted, so denials of such
@@ -136,6 +144,7 @@ impl<S, C: Clock> DenyCache<S, C> {
             name,
             valid_until: until.min(asked + Self::MAX_AGE),
             denied_until: until,
+            next: asked + outcome.next_after,
             reset: asked + outcome.reset_after,
             units: charge.cost.units(),
             remaining: outcome.remaining,
@@ -170,8 +179,11 @@ impl<S: CounterStore, C: Clock> CounterStore for DenyCache<S, C> {
             return Ok(outcomes);
         }
         self.hits[asked.as_micros() as usize % self.hits.len()].0.fetch_add(1, Ordering::Relaxed);
-        let mut each: smallvec::SmallVec<[Outcome; 4]> =
-            recalled.into_iter().map(|outcome| outcome.unwrap_or(Outcome::UNKNOWN)).collect();
+        let repeated = |(charge, recalled): (&Charge<'_>, Option<Outcome>)| match recalled {
+            Some(denied) => denied,
+            None => LastKnown::repeated(&self.inner, charge),
+        };
+        let mut each: smallvec::SmallVec<[Outcome; 4]> = charges.iter().zip(recalled).map(repeated).collect();
         let counted = |charge: &&Charge<'_>| charge.enforcement == Enforcement::Independent;
         let independent: Vec<Charge<'_>> = charges.iter().filter(counted).copied().collect();
         if !independent.is_empty() {

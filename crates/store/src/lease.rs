@@ -250,7 +250,12 @@ impl<S: CounterStore, A: CounterStore, C: Clock + Clone> LeasedStore<S, A, C> {
             self.undo(charges, &mut near);
         }
         let admission = if near.is_denied { Admission::Denied } else { Admission::Admitted };
-        let each = near.per_charge.iter().map(|outcome| outcome.unwrap_or(Outcome::UNKNOWN)).collect();
+        let undecided = |charge| match near.is_denied {
+            true => LastKnown::repeated(&self.inner, charge),
+            false => Outcome::UNKNOWN,
+        };
+        let outcomes = charges.iter().zip(&near.per_charge);
+        let each = outcomes.map(|(charge, own)| own.unwrap_or_else(|| undecided(charge))).collect();
         Outcomes { admission, at: near.taken_at().unwrap_or(now), per_charge: each }
     }
 

@@ -438,8 +438,7 @@ static ONCE: LazyLock<Limit> = LazyLock::new(|| {
 });
 
 /// Placeholder in an item until it is charged.
-const PENDING_OUTCOME: Outcome =
-    Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
+const PENDING_OUTCOME: Outcome = Outcome { verdict: Verdict::ALLOWED, ..Outcome::UNKNOWN };
 
 #[inline]
 fn phase(charge: &Charge<'_>) -> TimeDelta {

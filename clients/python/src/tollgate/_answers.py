@@ -148,7 +148,22 @@ def _decision(status: int, document: dict[str, Any]) -> Result:
         and not is_concurrent,
         shed=is_shed,
         limits=shown,
+        response=_response(document.get("response")),
     )
+
+
+def _response(response: Any) -> Optional[dict[str, Any]]:
+    if not isinstance(response, dict):
+        return None
+    status, body, kind = response.get("status"), response.get("body"), response.get("content_type")
+    is_status = isinstance(status, int) and not isinstance(status, bool) and 400 <= status < 600
+    # A field ends with its line.
+    is_kind = isinstance(kind, str) and kind.isascii() and kind.isprintable()
+    return {
+        "status": status if is_status else None,
+        "body": body if isinstance(body, str) else None,
+        "content_type": kind if is_kind else None,
+    }
 
 
 def _limit(limit: Any) -> LimitStatus:

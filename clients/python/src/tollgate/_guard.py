@@ -156,17 +156,21 @@ def _denial(head: Head, checked: Checked) -> Refusal:
     if result.reason != "denied":
         return _unavailable(head, checked, seconds or 1)
     detail = "Rate limit exceeded." + (f" Retry after {_plural(seconds)}." if seconds is not None else "")
+    own = result.response or {}
+    status = own.get("status") or 429
+    if own.get("body") is not None:
+        return _own_refusal(head, status, checked, own, seconds)
     document: dict[str, Any] = {
         "type": f"{_TYPES}quota-exceeded",
         "title": "Over the limit",
-        "status": 429,
+        "status": status,
         "detail": detail,
     }
     if seconds is not None:
         document["retry_after"] = seconds
     if result.rule is not None:
         document["violated-policies"] = [result.rule]
-    return _refusal(head, 429, checked, document, seconds)
+    return _refusal(head, status, checked, document, seconds)
 
 
 def _seconds(checked: Checked) -> Optional[int]:
@@ -205,7 +209,21 @@ def _refusal(head: Head, status: int, checked: Checked, document: dict[str, Any]
     if checked.result.decision_id is not None:
         document["decision_id"] = checked.result.decision_id
     body = json.dumps(document, separators=(",", ":")).encode()
-    own = [("content-type", "application/problem+json"), ("content-length", str(len(body)))]
+    return _response(head, status, checked, ("application/problem+json", body), seconds)
+
+
+def _own_refusal(
+    head: Head, status: int, checked: Checked, own: Mapping[str, Any], seconds: Optional[int]
+) -> Refusal:
+    kind = own.get("content_type") or "application/json"
+    return _response(head, status, checked, (kind, own["body"].encode()), seconds)
+
+
+def _response(
+    head: Head, status: int, checked: Checked, content: tuple[str, bytes], seconds: Optional[int]
+) -> Refusal:
+    kind, body = content
+    own = [("content-type", kind), ("content-length", str(len(body)))]
     if seconds is not None:
         own.append(("retry-after", str(seconds)))
     if status == 401:

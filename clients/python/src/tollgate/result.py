@@ -21,13 +21,13 @@ class LimitStatus:
     window: Optional[str] = None
     #: Whether it denies the request, or would if its role let it.
     over: bool = False
-    #: ``shadow``, ``candidate`` or ``quota``; ``None`` if it simply decides.
+    #: ``shadow``, ``candidate``, ``unenforced``, ``degrade`` or ``quota``; ``None`` if it simply decides.
     role: Optional[str] = None
 
     @property
     def decides(self) -> bool:
         """Whether it can deny requests."""
-        return self.role not in ("shadow", "candidate")
+        return self.role in (None, "quota")
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Result:
     shed: bool = False
     #: Every limit that the request met, in the server's order.
     limits: tuple[LimitStatus, ...] = field(default=(), compare=False)
+    #: What the denying rule has callers answered with, as far as it sets it: ``status``, ``body``, ``content_type``.
+    response: Optional[Mapping[str, Any]] = field(default=None, compare=False)
     #: What the server found wrong with a check that it rejected: ``status``, ``title``, ``detail``, ``field``.
     problem: Optional[Mapping[str, Any]] = field(default=None, compare=False)
 

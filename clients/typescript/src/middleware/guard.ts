@@ -119,12 +119,18 @@ function denial(result: LimitResult, fields: ReadonlyMap<string, string>): Verdi
     return refuse(400, result, fields, { type: "about:blank", title: "Bad request", status: 400, detail: "The request could not be checked." });
   }
   if (result.reason !== "denied") return unavailable(result, fields, seconds);
+  const own = result.response, status = own?.status ?? 429;
+  if (own !== null && own.body !== null) {
+    const all = new Map(fields).set("retry-after", String(seconds)).set("content-type", own.contentType ?? "application/json");
+    if (result.retryAfterMs === null && said === "") all.delete("retry-after");
+    return { proceed: false, result, status, fields: all, body: own.body };
+  }
   const body: Record<string, unknown> = {
-    type: `${TYPES}quota-exceeded`, title: "Over the limit", status: 429, detail: `Rate limit exceeded. Retry after ${plural(seconds)}.`, retry_after: seconds,
+    type: `${TYPES}quota-exceeded`, title: "Over the limit", status, detail: `Rate limit exceeded. Retry after ${plural(seconds)}.`, retry_after: seconds,
   };
   if (result.rule !== null) body["violated-policies"] = [result.rule];
   if (result.decisionId !== null) body["decision_id"] = result.decisionId;
-  return refuse(429, result, fields, body, seconds);
+  return refuse(status, result, fields, body, seconds);
 }
 
 function unavailable(result: LimitResult, fields: ReadonlyMap<string, string>, seconds: number): Verdict {

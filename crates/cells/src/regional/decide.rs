@@ -131,8 +131,11 @@ impl<S: CounterStore, T: Transport + Clone, C: Clock + Clone> RegionalStore<S, T
                 && let Some(known) = self.overdrafts.get(charge.key.id())
                 && known.full_at > now
             {
-                let ahead = known.full_at.since(now);
-                (outcome.remaining, outcome.reset_after) = (0, outcome.reset_after.max(ahead));
+                let Some(time) = BucketTime::of(charge) else { continue };
+                let owed = denial(charge, &time, &known, now);
+                let (next_after, reset_after) =
+                    (outcome.next_after.max(owed.next_after), outcome.reset_after.max(owed.reset_after));
+                *outcome = Outcome { remaining: 0, next_after, reset_after, ..*outcome };
             }
         }
     }

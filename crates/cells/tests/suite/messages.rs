@@ -52,7 +52,8 @@ fn messages() -> Vec<Message> {
     let charges: Vec<SentCharge> = limits().into_iter().map(charge).collect();
     let outcome = Outcome {
         verdict: Verdict::Denied { retry_after: Some(TimeDelta::from_millis(7)) },
-        remaining: 3,
+        remaining: 0,
+        next_after: TimeDelta::from_millis(5),
         reset_after: TimeDelta::from_secs(60),
     };
     let outcomes = Outcomes {
@@ -134,6 +135,12 @@ fn what_an_earlier_version_leaves_out_is_unknown() {
     assert_eq!((read.cell.as_str(), read.rank, read.silence), ("a", 3, None));
     let seen = Sighting { cell: "b".to_owned(), age: 4, sign: Sign::Answered };
     assert_eq!(decode(&[8, 6, 1, 1, b'b', 4]), Ok((6, Message::Done(vec![seen]))));
+    // Outcomes without the time of the next unit: it is there by the reset.
+    let Ok((7, Message::Outcomes(read))) = decode(&[7, 7, 1, 9, 2, 2, 0, 0, 60, 0, 0, 3, 60]) else {
+        panic!("not read")
+    };
+    let times: Vec<_> = read.per_charge.iter().map(|outcome| outcome.next_after).collect();
+    assert_eq!(times, [TimeDelta::from_micros(60), TimeDelta::ZERO]);
 }
 
 /// Without it one message takes a cell's memory.

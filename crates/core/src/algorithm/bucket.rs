@@ -307,7 +307,11 @@ impl Bucket {
         let capacity = self.capacity::<W>();
         let remaining =
             if owed >= capacity { 0 } else { ((capacity - owed) / W::from(self.interval)).narrow() };
-        Outcome { verdict, remaining, reset_after: self.micros_up(owed) }
+        let next_after = match remaining {
+            0 if self.burst > 0 => self.micros_up(owed + W::from(self.interval) - capacity),
+            _ => TimeDelta::ZERO,
+        };
+        Outcome { verdict, remaining, next_after, reset_after: self.micros_up(owed) }
     }
 
     #[inline]

@@ -115,6 +115,11 @@ impl Permits {
 
     fn outcome(&self, now: Timestamp, limit: u64, verdict: Verdict) -> Outcome {
         let reset_after = self.held.iter().map(|(_, _, at)| at.since(now)).max().unwrap_or(TimeDelta::ZERO);
-        Outcome { verdict, remaining: limit.saturating_sub(self.used()), reset_after }
+        let remaining = limit.saturating_sub(self.used());
+        let next_after = match remaining {
+            0 => self.wait(now, limit, 1, self.used(), None).unwrap_or_default(),
+            _ => TimeDelta::ZERO,
+        };
+        Outcome { verdict, remaining, next_after, reset_after }
     }
 }

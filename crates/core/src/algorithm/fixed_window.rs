@@ -85,6 +85,8 @@ impl WindowCount {
     }
 
     fn outcome(&self, limit: u64, reset: TimeDelta, verdict: Verdict) -> Outcome {
-        Outcome { verdict, remaining: limit.saturating_sub(self.count), reset_after: reset }
+        let remaining = limit.saturating_sub(self.count);
+        let next_after = if remaining == 0 && limit > 0 { reset } else { TimeDelta::ZERO };
+        Outcome { verdict, remaining, next_after, reset_after: reset }
     }
 }

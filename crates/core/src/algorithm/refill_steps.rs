@@ -43,6 +43,7 @@ impl RefillSteps {
             other => other,
         };
         // A full bucket has nothing to wait for.
-        Outcome { verdict, reset_after: wait(outcome.reset_after), ..outcome }
+        let next_after = wait(outcome.next_after);
+        Outcome { verdict, next_after, reset_after: wait(outcome.reset_after), ..outcome }
     }
 }

@@ -86,22 +86,11 @@ impl AdmissionLog {
         if cost.is_peek() {
             return self.outcome(now, period, limit, Verdict::ALLOWED);
         }
-        let used = self.used;
-        if used.saturating_add(cost.units()) <= limit {
+        if self.used.saturating_add(cost.units()) <= limit {
             self.add(now, cost.units());
             return self.outcome(now, period, limit, Verdict::ALLOWED);
         }
-        let mut excess = used.saturating_add(cost.units()).saturating_sub(limit);
-        let mut retry_after = None;
-        if cost.units() <= limit {
-            for (at, n) in &self.entries {
-                excess = excess.saturating_sub(*n);
-                if excess == 0 {
-                    retry_after = Some((*at + period).since(now));
-                    break;
-                }
-            }
-        }
+        let retry_after = self.wait(now, period, limit, cost.units());
         self.outcome(now, period, limit, Verdict::Denied { retry_after })
     }
 
@@ -110,8 +99,24 @@ impl AdmissionLog {
         self.add(now, units.min((2 * limit).saturating_sub(self.used)));
     }
 
+    /// Returns the exact wait until `units` fit if no other charge is applied.
+    fn wait(&self, now: Timestamp, period: TimeDelta, limit: u64, units: u64) -> Option<TimeDelta> {
+        let spare = limit.checked_sub(units)?;
+        let mut excess = self.used.saturating_sub(spare);
+        let last = self.entries.iter().find(|(_, n)| {
+            excess = excess.saturating_sub(*n);
+            excess == 0
+        });
+        last.map(|(at, _)| (*at + period).since(now))
+    }
+
     fn outcome(&self, now: Timestamp, period: TimeDelta, limit: u64, verdict: Verdict) -> Outcome {
         let reset_after = self.entries.back().map_or(TimeDelta::ZERO, |(at, _)| (*at + period).since(now));
-        Outcome { verdict, remaining: limit.saturating_sub(self.used), reset_after }
+        let remaining = limit.saturating_sub(self.used);
+        let next_after = match remaining {
+            0 => self.wait(now, period, limit, 1).unwrap_or_default(),
+            _ => TimeDelta::ZERO,
+        };
+        Outcome { verdict, remaining, next_after, reset_after }
     }
 }

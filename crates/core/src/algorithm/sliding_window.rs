@@ -46,6 +46,7 @@ impl SlidingCounts {
     pub(crate) fn step(&mut self, now: Timestamp, period: TimeDelta, limit: u64, cost: Cost) -> Outcome {
         let (elapsed, ahead) = self.roll(now, period);
         let mut outcome = self.step_at(elapsed, period, limit, cost);
+        outcome.next_after = later(outcome.next_after, ahead);
         outcome.reset_after = later(outcome.reset_after, ahead);
         if let Verdict::Denied { retry_after: Some(wait) } = &mut outcome.verdict {
             *wait = later(*wait, ahead);
@@ -108,7 +109,11 @@ impl SlidingCounts {
             (0, _) => left,
             _ => left + period.as_micros(),
         };
-        Outcome { verdict, remaining, reset_after: TimeDelta::from_micros(reset) }
+        let next_after = match remaining {
+            0 => self.wait(elapsed, period, limit, 1).unwrap_or_default(),
+            _ => TimeDelta::ZERO,
+        };
+        Outcome { verdict, remaining, next_after, reset_after: TimeDelta::from_micros(reset) }
     }
 }
 

@@ -106,7 +106,12 @@ impl StrictCounts {
         let youngest = self.counts.iter().position(|count| *count > 0);
         let reset_after =
             youngest.map_or(TimeDelta::ZERO, |age| self.slot_expiry(slots, age as u64).since(now));
-        Outcome { verdict, remaining: limit.saturating_sub(used), reset_after }
+        let remaining = limit.saturating_sub(used);
+        let next_after = match remaining {
+            0 => self.wait(slots, now, limit, 1, used).unwrap_or_default(),
+            _ => TimeDelta::ZERO,
+        };
+        Outcome { verdict, remaining, next_after, reset_after }
     }
 
     /// Returns the instant from which the state is equivalent to an unused one.

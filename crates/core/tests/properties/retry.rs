@@ -28,6 +28,7 @@ fn promise_holds(
         // Asked again on the way, it promises the same instant.
         let rest = TimeDelta::from_micros(wait - early.min(wait - 1));
         prop_assert_eq!(outcome.verdict, Verdict::Denied { retry_after: Some(rest) });
+        prop_assert!(cost > 1 || outcome.next_after == rest, "{:?}", outcome);
     }
     prop_assert!(probe(limit, state, now, wait, cost).verdict.is_allowed());
     Ok(())
@@ -69,6 +70,24 @@ proptest! {
             let outcome = limit.step(&mut state, now, Cost::new(arrival.cost));
             if let Verdict::Denied { retry_after } = outcome.verdict {
                 promise_holds(&limit, &state, now, arrival.cost, retry_after, at)?;
+            }
+        }
+    }
+
+    /// Without it a client that has taken the last unit waits for the whole limit, or is denied at the time that it was told.
+    #[test]
+    fn the_next_unit_is_there_at_exactly_its_instant((limit, arrivals) in traffic(with_attempts()), owed in 0_u64..200, at in any::<u64>()) {
+        let (mut state, mut now) = (State::default(), START);
+        for (index, arrival) in arrivals.iter().enumerate() {
+            now = now + TimeDelta::from_micros(arrival.gap);
+            if index % 5 == 4 {
+                limit.debit(tollgate_core::PermitId::ANONYMOUS, &mut state, now, owed);
+            }
+            let outcome = limit.step(&mut state, now, Cost::new(arrival.cost));
+            if outcome.remaining > 0 {
+                prop_assert_eq!(outcome.next_after, TimeDelta::ZERO);
+            } else {
+                promise_holds(&limit, &state, now, 1, Some(outcome.next_after), at)?;
             }
         }
     }

@@ -77,7 +77,7 @@ impl Record {
         for number in [state, kind, cost, until.as_micros(), self.outcomes.len() as u64] {
             out.number(number);
         }
-        for Outcome { verdict, remaining, reset_after } in &self.outcomes {
+        for Outcome { verdict, remaining, reset_after, .. } in &self.outcomes {
             let (kind, wait) = match verdict {
                 Verdict::Allowed { delay } => (0, delay.as_micros()),
                 Verdict::Denied { retry_after: Some(wait) } => (1, wait.as_micros()),
@@ -287,7 +287,9 @@ impl<'a> Reader<'a> {
             _ => return None,
         };
         let (remaining, reset_after) = (self.number()?, TimeDelta::from_micros(self.number()?));
-        Some(Outcome { verdict, remaining, reset_after })
+        // When a unit comes back is not stored: the reset is not too early.
+        let next_after = if remaining == 0 { reset_after } else { TimeDelta::ZERO };
+        Some(Outcome { verdict, remaining, next_after, reset_after })
     }
 
     fn charge(&mut self) -> Option<ReservedCharge> {

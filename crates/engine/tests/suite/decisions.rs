@@ -108,6 +108,34 @@ descriptors:
     assert_eq!(sixth.warned_by.map(|by| sixth.name(by)), Some("warned"));
 }
 
+/// Callers are slowed down before they are denied: up to the threshold nothing happens, beyond it each waits its turn.
+#[test]
+fn a_soft_limit_delays_from_its_threshold_to_the_limit() {
+    let rig = rig("
+domain: d
+descriptors:
+  - {key: user, name: slowed, limit: 10/minute, soft: {at: 80%, action: delay}}
+  - {key: shadow, limit: 10/minute, shadow: true, soft: {at: 10%, action: delay}}
+  - {key: window, limit: 10/minute, algorithm: sliding_log, soft: {at: 50%, action: delay}}
+");
+    let request = [("user", "u"), ("shadow", "s")];
+    for _ in 0..8 {
+        assert_eq!(rig.take(&request).verdict, DecisionVerdict::Allowed { delay: TimeDelta::ZERO });
+    }
+    for beyond in 1..=2 {
+        let decision = rig.take(&request);
+        // One unit drains in six seconds.
+        let delay = TimeDelta::from_secs(6 * beyond);
+        assert_eq!(decision.verdict, DecisionVerdict::Allowed { delay });
+        assert_eq!(decision.limits[0].outcome.verdict, tollgate_core::Verdict::Allowed { delay });
+        assert_eq!((decision.warned_by, decision.degraded_by), (None, None));
+    }
+    assert!(!rig.take(&request).is_allowed(), "beyond the limit");
+    let delays: Vec<_> = (0..10).map(|_| rig.take(&[("window", "w")]).delay()).collect();
+    assert!(delays[..5].iter().all(|delay| *delay == TimeDelta::ZERO), "{delays:?}");
+    assert!(delays[5..].is_sorted() && delays[5] > TimeDelta::ZERO, "{delays:?}");
+}
+
 /// A delay queue returns each request's delay; a full one denies.
 #[test]
 fn delay_reports_the_wait_up_to_the_queue_limit() {

@@ -65,8 +65,7 @@ impl RawResponse {
     pub fn decision(settings: &ResponseConfig, facts: &DecisionSummary<'_>, now: Timestamp) -> Self {
         let mut body = Vec::new();
         let kind = settings.write_body(facts, &mut body);
-        let mut response =
-            Self { status: settings.status(facts.disposition), kind, fields: Vec::new(), body };
+        let mut response = Self { status: settings.status(facts), kind, fields: Vec::new(), body };
         settings.write(facts, now, &mut response);
         response
     }

@@ -3,6 +3,7 @@
 use super::{BodyFormat, DecisionSummary, Disposition, Policy, ResponseConfig};
 use std::io::Write;
 use tollgate_engine::Window;
+use tollgate_rules::{BodyField, BodyTemplate, FieldValue};
 
 /// Initial capacity in bytes; most bodies are shorter.
 const ROOM: usize = 384;
@@ -13,6 +14,10 @@ pub(super) fn write(
     out: &mut Vec<u8>,
 ) -> &'static str {
     out.reserve(ROOM);
+    if let Some(template) = facts.response.and_then(|response| response.body.as_deref()) {
+        render(template, facts, out);
+        return template.media_type();
+    }
     let mut json = Json(out);
     match settings.body {
         BodyFormat::Problem => {
@@ -28,6 +33,23 @@ pub(super) fn write(
             "application/problem+json"
         }
     }
+}
+
+/// Appends a rule's body with what is known of the denial.
+pub fn render(template: &BodyTemplate, facts: &DecisionSummary<'_>, out: &mut Vec<u8>) {
+    let denying = facts.denying();
+    let number = |number: Option<u64>| number.map_or(FieldValue::Unknown, FieldValue::Number);
+    let text = |text: String| FieldValue::Text(text.into());
+    let value = |field| match field {
+        BodyField::Rule => facts.denied_by.map_or(FieldValue::Unknown, |rule| FieldValue::Text(rule.into())),
+        BodyField::Limit => number(denying.map(|policy| policy.quota)),
+        BodyField::Window => denying.map_or(FieldValue::Unknown, |policy| text(policy.window.to_string())),
+        BodyField::Remaining => number(denying.map(|policy| policy.remaining)),
+        BodyField::Reset => number(denying.filter(|policy| policy.has_reset()).map(|policy| policy.reset)),
+        BodyField::RetryAfter => number(facts.retry_after),
+        BodyField::DecisionId => facts.decision.map_or(FieldValue::Unknown, |id| text(id.to_string())),
+    };
+    template.render(value, out);
 }
 
 /// A minimal JSON writer.
@@ -66,7 +88,7 @@ fn begin(settings: &ResponseConfig, facts: &DecisionSummary<'_>, json: &mut Json
     };
     json.raw(r#"{"type":"https://iana.org/assignments/http-problem-types#"#).raw(kind);
     json.raw(r#"","title":""#).raw(title);
-    json.raw(r#"","status":"#).raw(settings.status(facts.disposition).as_str());
+    json.raw(r#"","status":"#).raw(settings.status(facts).as_str());
 }
 
 /// A problem of at most 200 bytes; everything in it is of bounded length.

@@ -21,7 +21,7 @@
 //! | `summary` | the facts of a decision, from the engine or from a server |
 //! | `scope` | the endpoint and the identity that a denial was about, masked |
 //! | `headers` | the header fields |
-//! | `denial_body` | the body of a denial |
+//! | `denial_body` | the body of a denial, by the settings or by a rule's template |
 //! | `field_value` | a field value builder without an allocation for each part |
 //!
 //! 429 means that the caller is over its own limit; 503 means that no decision was possible and the rule fails closed,
@@ -33,6 +33,7 @@ mod headers;
 mod scope;
 mod summary;
 
+pub use denial_body::render;
 pub use scope::RequestScope;
 pub use summary::{DecisionSummary, Disposition, Policy};
 
@@ -155,12 +156,15 @@ impl TryFrom<u16> for DenialStatus {
 }
 
 impl ResponseConfig {
-    /// Returns the status: 200, the denial status, or 503.
+    /// Returns the status: 200, that of the denying rule, else the denial status, or 503.
     #[must_use]
-    pub const fn status(&self, disposition: Disposition) -> StatusCode {
-        match disposition {
-            Disposition::Denied => self.status.0,
-            Disposition::Allowed | Disposition::Unavailable => disposition.status(),
+    pub fn status(&self, facts: &DecisionSummary<'_>) -> StatusCode {
+        match facts.disposition {
+            Disposition::Denied => {
+                let own = facts.response.and_then(|response| StatusCode::from_u16(response.status?).ok());
+                own.unwrap_or(self.status.0)
+            }
+            Disposition::Allowed | Disposition::Unavailable => facts.disposition.status(),
         }
     }
 
@@ -187,7 +191,7 @@ impl ResponseConfig {
     pub fn respond(&self, facts: &DecisionSummary<'_>, now: Timestamp) -> Response<Bytes> {
         let (kind, body) = self.body(facts).unzip();
         let mut response = Response::new(body.unwrap_or_default());
-        *response.status_mut() = self.status(facts.disposition);
+        *response.status_mut() = self.status(facts);
         response.headers_mut().reserve(8);
         if let Some(kind) = kind {
             response.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static(kind));

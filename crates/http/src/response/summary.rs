@@ -13,9 +13,9 @@
 use super::scope::RequestScope;
 use http::StatusCode;
 use smallvec::SmallVec;
-use tollgate_core::{Algorithm, Limit, TimeDelta, Timestamp, Verdict};
+use tollgate_core::{Limit, TimeDelta, Timestamp, Verdict};
 use tollgate_engine::{DecidedBy, Decision, DecisionId, LimitStatus, Origin, Window};
-use tollgate_rules::{Class, RuleLimit};
+use tollgate_rules::{Class, DenialResponse, Rule, RuleLimit};
 
 /// The result of a check, as the response reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,6 +167,8 @@ pub struct DecisionSummary<'a> {
     pub decision: Option<DecisionId>,
     /// When the limits' counters were read, by the clock that counts their windows, if it is known.
     pub at: Option<Timestamp>,
+    /// What the denying rule says instead of the settings' status and body.
+    pub response: Option<&'a DenialResponse>,
     /// What the request was about, for the body of a denial ([`super::ResponseConfig::scope`]).
     pub scope: Option<&'a RequestScope>,
 }
@@ -187,6 +189,7 @@ impl<'a> DecisionSummary<'a> {
             is_shed: false,
             decision: None,
             at: None,
+            response: None,
             scope: None,
         };
         facts.mark_repeated_rules();
@@ -214,10 +217,13 @@ impl<'a> DecisionSummary<'a> {
             facts.denied_by = name(decision.denied_by);
             facts.is_shed = decision.is_shed();
             facts.is_abnormal = decision.denied_by.is_some_and(|by| guards(decision, by));
+            let is_over = facts.disposition == Disposition::Denied;
+            facts.response =
+                denying_rule(decision).filter(|_| is_over).and_then(|rule| rule.response.as_deref());
         }
         let mut seen: SmallVec<[&RuleLimit; 4]> = SmallVec::new();
-        for status in decision.shown_limits() {
-            let Some(limit) = decision.limit(status).filter(|_| status.role.is_live()) else { continue };
+        for status in decision.deciding_limits() {
+            let Some(limit) = decision.limit(status) else { continue };
             let policy = facts.policy(decision, status, &limit.limit);
             // Two descriptors may match the same limit: the tighter counter is reported.
             match seen.iter().position(|known| std::ptr::eq(*known, limit)) {
@@ -258,17 +264,11 @@ impl<'a> DecisionSummary<'a> {
             };
             return Policy { is_known: false, is_failed, ..policy };
         }
-        let reset = match outcome.verdict {
-            _ if limit.capacity() == 0 => TimeDelta::ZERO,
-            _ if outcome.remaining > 0 => outcome.reset_after,
-            Verdict::Denied { retry_after: Some(wait) } => wait,
-            _ => next_unit(limit, outcome.reset_after),
-        };
         let wait = match outcome.verdict {
             Verdict::Denied { retry_after } => retry_after.map_or(u64::MAX, TimeDelta::ceil_secs),
             Verdict::Allowed { .. } | Verdict::Unknown => 0,
         };
-        let policy = policy.with_remaining(outcome.remaining).with_exact_reset(reset);
+        let policy = policy.with_remaining(outcome.remaining).with_exact_reset(outcome.reported_reset());
         Policy { is_over: decision.is_over(status), wait, ..policy }
     }
 
@@ -288,6 +288,13 @@ impl<'a> DecisionSummary<'a> {
     #[must_use]
     pub fn nearest(&self) -> Option<&Policy<'a>> {
         self.policies.iter().min_by_key(|policy| policy.nearness())
+    }
+
+    /// Returns the limit that a denial is attributed to: of the rule's limits that denied, the one that lasts longest.
+    pub(super) fn denying(&self) -> Option<&Policy<'a>> {
+        let is_own = |policy: &&Policy<'a>| policy.is_over && Some(policy.rule) == self.denied_by;
+        let own = self.policies.iter().filter(is_own).min_by_key(|policy| policy.nearness());
+        own.or_else(|| self.nearest())
     }
 
     /// Returns the limit nearest exhaustion among those of rates.
@@ -314,25 +321,18 @@ fn blocked_by(decision: &Decision) -> Option<(&str, u64)> {
     is_blocked.then(|| (decision.name(DecidedBy::Emergency), ends))
 }
 
-fn guards(decision: &Decision, by: DecidedBy) -> bool {
-    match by {
-        DecidedBy::Rule(id) => decision.rules().rule(id).is_some_and(|rule| rule.class == Class::Security),
-        // A caller that operators blocked counts as abusive.
-        DecidedBy::Emergency => true,
-        _ => false,
+fn denying_rule(decision: &Decision) -> Option<&Rule> {
+    match decision.denied_by? {
+        DecidedBy::Rule(id) => decision.rules().rule(id),
+        _ => None,
     }
 }
 
-/// Returns the time until an exhausted limit has a unit again. A bucket gains one per interval; the other algorithms
-/// only report when the window resets.
-fn next_unit(limit: &Limit, full: TimeDelta) -> TimeDelta {
-    match limit.algorithm() {
-        Algorithm::Gcra | Algorithm::TokenBucket | Algorithm::LeakyBucket => {
-            let (count, period) = (u128::from(limit.rate().count), limit.rate().period.length());
-            let others = u128::from(limit.capacity().saturating_sub(1)) * u128::from(period.as_micros());
-            let others = u64::try_from(others.checked_div(count).unwrap_or(0)).unwrap_or(u64::MAX);
-            TimeDelta::from_micros(full.as_micros().saturating_sub(others).max(1))
-        }
-        _ => full,
+fn guards(decision: &Decision, by: DecidedBy) -> bool {
+    match by {
+        DecidedBy::Rule(_) => denying_rule(decision).is_some_and(|rule| rule.class == Class::Security),
+        // A caller that operators blocked counts as abusive.
+        DecidedBy::Emergency => true,
+        _ => false,
     }
 }

@@ -365,6 +365,58 @@ fn a_denial_from_the_cache_has_the_same_policies() {
     }
 }
 
+/// A paced client that has taken the last unit sends its next request when `t` is over: not a moment later than it could, and
+/// never to be denied.
+#[test]
+fn with_no_unit_left_the_time_is_that_of_the_next_one() {
+    let algorithms = [
+        "gcra",
+        "token_bucket",
+        "leaky_bucket",
+        "fixed_window",
+        "sliding_window",
+        "strict_window",
+        "sliding_log",
+    ];
+    for algorithm in algorithms {
+        let rules =
+            format!("{{domain: d, descriptors: [{{key: k, limit: 10 per 100s, algorithm: {algorithm}}}]}}");
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_037)));
+        let store =
+            MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
+        let rules = Ruleset::load(&[Source::new("test.yaml", &rules)], &Options::default()).expect("rules");
+        let limiter = Limiter::new(Arc::new(rules), store, Arc::clone(&clock) as Arc<dyn Clock>);
+        let ask = || pollster::block_on(limiter.check(&Check::attributes("d", &[("k", "v")])));
+        // Spread, so that the last unit and the whole limit do not come back together.
+        let last = loop {
+            let decision = ask();
+            assert!(decision.is_allowed(), "{algorithm}");
+            if decision.limits[0].outcome.remaining == 0 {
+                break decision;
+            }
+            clock.advance(TimeDelta::from_millis(700));
+        };
+        let near = members(&fields(&last), "ratelimit").remove(0);
+        assert_eq!(number(&near, "r"), Some(0), "{algorithm}");
+        let seconds = u64::try_from(number(&near, "t").expect("a time")).expect("a time");
+        clock.advance(TimeDelta::from_secs(seconds - 1));
+        assert!(!ask().is_allowed(), "{algorithm}: a second before");
+        clock.advance(TimeDelta::from_secs(1));
+        assert!(ask().is_allowed(), "{algorithm}: after {seconds} s");
+    }
+}
+
+/// A limit that degrades lets every request pass, so a client that waited for it would wait for nothing.
+#[test]
+fn limits_that_only_degrade_are_not_listed() {
+    let rig = Rig::new();
+    rig.check(&["lesser"], 1);
+    let headers = fields(&rig.check(&["lesser", "fixed"], 1));
+    assert_eq!(headers["ratelimit-policy"], r#""fixed";q=4;w=60"#);
+    assert_eq!(headers["x-ratelimit-remaining"], "3");
+    assert_eq!(headers["x-ratelimit-degraded"], "lesser");
+}
+
 /// A limit whose counter was not read is listed as always, and never reported as the nearest one.
 #[test]
 fn unknown_limits_are_listed_but_not_nearest() {
@@ -385,7 +437,8 @@ fn a_denial_is_never_marked() {
     let rig = Rig::new();
     rig.check(&["lesser", "guard", "warned"], 1);
     let decision = rig.check(&["lesser", "guard", "warned"], 9);
-    assert!(!decision.is_allowed() && decision.degraded_by.is_none());
+    // Also in what is not written as a field: bodies, metadata, the log.
+    assert!(!decision.is_allowed() && decision.degraded_by.is_none() && decision.warned_by.is_none());
     let headers = fields(&decision);
     assert!(headers.contains_key("x-ratelimit-denied-by"));
     assert!(!headers.contains_key("x-ratelimit-degraded") && !headers.contains_key("x-ratelimit-warning"));
@@ -465,7 +518,7 @@ proptest! {
         prop_assert!(body.len() <= 200, "{} bytes", body.len());
         let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
         prop_assert_eq!((kind, body["retry_after"].as_u64()), ("application/problem+json", retry_after));
-        prop_assert_eq!(body["status"].as_u64(), Some(u64::from(settings.status(disposition).as_u16())));
+        prop_assert_eq!(body["status"].as_u64(), Some(u64::from(settings.status(&facts).as_u16())));
     }
 }
 
@@ -669,4 +722,59 @@ fn a_denial_with_units_left_reports_the_reset() {
     let near = summary.nearest().expect("a limit");
     assert_eq!((near.remaining, near.reset), (status.remaining, status.reset_after.ceil_secs()));
     assert_eq!(summary.retry_after, denied.retry_after().map(|wait| wait.ceil_secs().max(1)));
+}
+
+/// An API's clients read the errors that it has always sent: GitHub's 403, Stripe's `error.type`.
+#[test]
+fn a_rule_sets_the_status_and_the_body_of_its_denials() {
+    let rules = r#"
+domain: d
+response: {status: 403}
+descriptors:
+  - key: k
+    name: a "quoted" rule
+    limit: 2 per 60s
+    algorithm: fixed_window
+    response:
+      body: '{"error": {"type": "rate_limit", "rule": "{{rule}}", "limit": {{limit}}, "per": "{{ window }}", "left": {{remaining}}, "reset": {{reset}}, "retry_after": {{retry_after}}}}'
+  - {key: page, name: <b>, limit: 1/minute, response: {status: 503, body: '<p>{{rule}}', content_type: text/html}}
+  - {key: plain, limit: 1/minute}
+"#;
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_000_000)));
+    let store = MemoryStore::new(&MemoryConfig::with_bytes(1 << 20), Arc::clone(&clock)).expect("a store");
+    let rules = Ruleset::load(&[Source::new("test.yaml", rules)], &Options::default()).expect("rules");
+    let limiter = Limiter::new(Arc::new(rules), store, Arc::clone(&clock) as Arc<dyn Clock>);
+    let ask = |key: &str, cost: u64| {
+        let attributes = [(key, "v")];
+        let check = Check::attributes("d", &attributes).with_cost(Cost::new(cost));
+        let decision = pollster::block_on(limiter.check(&check));
+        let response =
+            ResponseConfig::default().respond(&DecisionSummary::from_decision(&decision), clock.now());
+        let text = String::from_utf8(response.body().to_vec()).expect("text");
+        let kind =
+            response.headers().get("content-type").map(|kind| kind.to_str().expect("ASCII").to_owned());
+        (response.status().as_u16(), kind.unwrap_or_default(), text)
+    };
+    assert_eq!(ask("k", 1), (200, String::new(), String::new()), "an allowed request is untouched");
+    ask("k", 1);
+    let (status, kind, body) = ask("k", 1);
+    assert_eq!((status, kind.as_str()), (403, "application/json"), "the status is that of the file");
+    let body: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+    let expected = serde_json::json!({"error": {
+        "type": "rate_limit", "rule": "a \"quoted\" rule", "limit": 2, "per": "1m", "left": 0, "reset": 20, "retry_after": 20,
+    }});
+    assert_eq!(body, expected);
+    // No time helps a request that costs more than the limit.
+    let body: serde_json::Value = serde_json::from_str(&ask("k", 3).2).expect("JSON");
+    assert_eq!(body["error"]["retry_after"], serde_json::Value::Null);
+    ask("page", 1);
+    assert_eq!(ask("page", 1), (503, "text/html".to_owned(), "<p>&lt;b&gt;".to_owned()));
+    ask("plain", 1);
+    let (status, kind, body) = ask("plain", 1);
+    assert_eq!(
+        (status, kind.as_str()),
+        (403, "application/problem+json"),
+        "the usual body with the file's status"
+    );
+    assert!(body.contains("\"status\":403"), "{body}");
 }

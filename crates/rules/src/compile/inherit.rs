@@ -8,6 +8,7 @@
 //! limit, which would change what existing files mean.
 
 use super::Compiler;
+use crate::denial_response::DenialResponse;
 use crate::draft::RuleDraft;
 use crate::metadata::Metadata;
 use crate::rule::{Action, Profile};
@@ -35,6 +36,11 @@ impl RuleDraft {
 }
 
 impl Inherited {
+    /// Creates what the top level inherits.
+    pub(super) fn by_file(response: DenialResponse) -> Self {
+        Self { settings: RuleDraft { response, ..RuleDraft::default() }, ..Self::default() }
+    }
+
     /// Fills in what the descriptor does not say itself.
     pub(super) fn complete(&self, draft: &mut RuleDraft) {
         let from = &self.settings;
@@ -62,6 +68,7 @@ impl Inherited {
         draft.enforce = draft.enforce.or(from.enforce);
         draft.quota = draft.quota.or(from.quota);
         draft.metadata.inherit(&from.metadata);
+        draft.response.inherit(&from.response);
     }
 
     pub(super) fn algorithm(&self) -> Option<Algorithm> {

@@ -3,7 +3,7 @@
 use super::{Compiler, LimitSets};
 use crate::draft::{LimitDraft, RuleDraft, SoftThreshold};
 use crate::reader::Spanned;
-use crate::rule::{Action, CostFrom, LimitSet, Profile, Role, RuleLimit, SoftLimit};
+use crate::rule::{Action, CostFrom, LimitSet, Profile, Role, RuleLimit, SoftAction, SoftLimit};
 use crate::scope::{Kind, ScopePath};
 use crate::unit::Unit;
 use crate::yaml::Position;
@@ -28,6 +28,20 @@ impl Compiler<'_, '_> {
         let mut used = UsedOptions::default();
         if let Some(action) = draft.action.filter(|action| action.value == Action::Delay) {
             self.reject_under_envoy(action.at, "`action: delay`");
+        }
+        if let Some(soft) = draft.soft.filter(|soft| soft.value.action == SoftAction::Delay) {
+            self.reject_under_envoy(soft.at, "`soft: {action: delay}`");
+            let other = match draft.action.map(|action| action.value) {
+                Some(Action::Delay) => {
+                    Some("`action: delay` delays from the first request beyond the rate on")
+                }
+                Some(Action::Degrade) => Some("`action: degrade` never delays"),
+                Some(Action::Reject) | None => None,
+            };
+            if let Some(other) = other {
+                let message = format!("`soft: {{action: delay}}` has no effect: {other}");
+                self.reader.error_help(soft.at, message, "write one of the two");
+            }
         }
         let default = draft.limits.as_deref().unwrap_or_default();
         if let (Some(burst), true) = (

@@ -240,6 +240,7 @@ impl Compiler<'_, '_> {
             detailed_metric: false,
             value_to_metric: false,
             metadata: Metadata::default(),
+            response: None,
             location: (self.reader.source.name.clone(), at.line),
         };
         self.rules.push(rule.prepared(super::coupling(self.profile, self.options)));

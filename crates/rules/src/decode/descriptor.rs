@@ -1,6 +1,7 @@
 //! Decodes one descriptor, key by key.
 
 use super::{algorithm, class, descriptors, limit};
+use crate::denial_response::DenialResponse;
 use crate::draft::{ConcurrencyDraft, CostDraft, OnErrorDraft, RuleDraft, SoftDraft, SoftThreshold};
 use crate::metadata::Metadata;
 use crate::period::parse_multiple;
@@ -10,7 +11,7 @@ use crate::yaml::{YamlNode, YamlValue};
 use std::collections::BTreeMap;
 use tollgate_core::{Mode, Rate, TimeDelta};
 
-const KEYS: [&str; 36] = [
+const KEYS: [&str; 37] = [
     "key",
     "value",
     "rate_limit",
@@ -47,6 +48,7 @@ const KEYS: [&str; 36] = [
     "billing",
     "durable",
     "replaces",
+    "response",
 ];
 
 pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -> Option<RuleDraft> {
@@ -104,6 +106,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
             "billing" => draft.billing = reader.boolean(node, "billing"),
             "durable" => draft.durable = reader.boolean(node, "durable"),
             "replaces" => draft.replaces = replaces(reader, node),
+            "response" => draft.response = DenialResponse::read(reader, node),
             "requests_per_unit" | "unit" if !reader.is_ratelimit_file => {
                 let message = format!("`{}` belongs inside `rate_limit`", scalar(key));
                 reader.error_help(
@@ -292,7 +295,11 @@ fn soft(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<SoftDraf
                 "action" => match reader.text(node, "action", "warn")?.value.as_str() {
                     "warn" => action = SoftAction::Warn,
                     "degrade" => action = SoftAction::Degrade,
-                    other => reader.unknown_value(node.at, "action of `soft`", other, &["warn", "degrade"]),
+                    "delay" | "throttle" => action = SoftAction::Delay,
+                    other => {
+                        let known = ["warn", "degrade", "delay", "throttle"];
+                        reader.unknown_value(node.at, "action of `soft`", other, &known);
+                    }
                 },
                 _ => reader.unknown_key(key, "`soft`", &["at", "action"]),
             }

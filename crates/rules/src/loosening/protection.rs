@@ -14,7 +14,7 @@ const DOUBLED: f64 = 1.9;
 const DAY: f64 = 24.0 * 3_600.0 * 1e6;
 
 /// Settings that are compared here by what they do, and those that change no protection. Others are a reason to ask.
-const JUDGED: [&str; 17] = [
+const JUDGED: [&str; 18] = [
     "action",
     "billing",
     "class",
@@ -28,6 +28,7 @@ const JUDGED: [&str; 17] = [
     "priority",
     "quota_mode",
     "replaces",
+    "response",
     "shadow",
     "shard_by",
     "split",

@@ -151,6 +151,8 @@ fn soft_limits_are_units_or_percentages() {
         ("80%", SoftLimit { threshold: 120, action: SoftAction::Warn }),
         ("\"1%\"", SoftLimit { threshold: 2, action: SoftAction::Warn }),
         ("{at: 50%, action: degrade}", SoftLimit { threshold: 75, action: SoftAction::Degrade }),
+        ("{at: 50%, action: delay}", SoftLimit { threshold: 75, action: SoftAction::Delay }),
+        ("{at: 50%, action: throttle}", SoftLimit { threshold: 75, action: SoftAction::Delay }),
     ] {
         let set = rules(&format!("- {{key: k, limit: 150/s, soft: {soft}}}"));
         assert_eq!(set.rules()[0].limits.limits[0].soft, Some(mark), "{soft}");

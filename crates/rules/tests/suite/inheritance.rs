@@ -38,6 +38,7 @@ fn settings_of_a_group_are_those_of_its_rules() {
         ("priority: 7", "priority: -1"),
         ("mode: central", "mode: local"),
         ("fallback: 5%", "fallback: 10%"),
+        ("response: {status: 403, body: '{}'}", "response: {status: 404, body: '{\"a\": 1}'}"),
         ("split: 4", "split: 2"),
         ("action: delay", "action: reject"),
         ("action: degrade", "action: reject"),

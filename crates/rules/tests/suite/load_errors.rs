@@ -381,3 +381,35 @@ error: unknown key `rate_limits` in a descriptor
   = help: did you mean `rate_limit`?";
     assert_eq!(errors.to_string(), wanted);
 }
+
+#[test]
+fn mistakes_in_a_response_are_found_when_rules_are_loaded() {
+    check(
+        &[
+            ("- {key: a, limit: 1/s, response: {status: 200}}", "3:43 "),
+            ("- {key: a, limit: 1/s, response: {state: 403}}", "did you mean `status`?"),
+            (
+                "- {key: a, limit: 1/s, response: {body: '{\"r\": \"{{rules}}\"}'}}",
+                "3:41 unknown field of `body` `rules` | did you mean `rule`?",
+            ),
+            (
+                "- {key: a, limit: 1/s, response: {body: '{\"r\": {{rule}}}'}}",
+                "3:41 `body` is not JSON once its fields are filled in",
+            ),
+            ("- {key: a, limit: 1/s, response: {body: '{{rule'}}", "3:41 `{{` without `}}`"),
+            (
+                "- {key: a, limit: 1/s, response: {content_type: text/plain}}",
+                "3:49 `content_type` without a `body`",
+            ),
+            (
+                "- {key: a, limit: 1/s, response: {body: '{}', content_type: text/plane}}",
+                "3:61 unknown content_type `text/plane` | did you mean `text/plain`?",
+            ),
+            (
+                "- {key: a, limit: 1/s, action: delay, soft: {at: 80%, action: delay}}",
+                "3:45 `soft: {action: delay}` has no effect: `action: delay` delays",
+            ),
+        ],
+        &Options::default(),
+    );
+}

@@ -4,7 +4,7 @@
 
 #[cfg(feature = "remote-http")]
 use super::result::Closed;
-use super::result::{CallerProblem, CheckReason, CheckResult, Fault};
+use super::result::{CallerProblem, CheckReason, CheckResult, Fault, RuleResponse};
 use bytes::Bytes;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -94,7 +94,7 @@ struct LimitAnswer {
     limit: u64,
     remaining: u64,
     reset_ms: u64,
-    /// It counts for the verdict: neither a shadow nor a candidate.
+    /// It counts for the verdict: its role is none, or that of a quota.
     decides: bool,
     is_over: bool,
     is_concurrent: bool,
@@ -109,7 +109,7 @@ impl LimitAnswer {
             limit: limit.integer("limit")?,
             remaining: limit.integer("remaining")?,
             reset_ms: limit.integer("reset_ms")?,
-            decides: !matches!(role.as_deref(), Some("shadow" | "candidate")),
+            decides: matches!(role.as_deref(), None | Some("quota")),
             is_over: limit.flag("over"),
             is_concurrent: limit.text("window").as_deref() == Some("concurrent"),
         })
@@ -160,9 +160,19 @@ fn read_decision(status: u16, decision: &Object<'_>) -> Option<Answer> {
         decision_id: Some(decision_id),
         origin,
         is_shed,
+        response: decision.object("response").map(|response| rule_response(&response)),
         ..CheckResult::by_server(is_allowed, reason)
     };
     Some(Answer { result, reservation, is_cacheable })
+}
+
+fn rule_response(response: &Object<'_>) -> RuleResponse {
+    let status = response.integer("status").and_then(|status| u16::try_from(status).ok());
+    RuleResponse {
+        status: status.filter(|status| (400..600).contains(status)),
+        body: response.text("body").map(Bytes::from),
+        content_type: response.text("content_type"),
+    }
 }
 
 /// Returns the limit that is most likely to deny the next request, or that denied this one; the first of several.
@@ -195,6 +205,10 @@ impl Object<'_> {
 
     fn flag(&self, name: &str) -> bool {
         self.0.get(name).and_then(Value::as_bool).unwrap_or(false)
+    }
+
+    fn object(&self, name: &str) -> Option<Object<'_>> {
+        self.0.get(name).and_then(Value::as_object).map(|object| Object(Cow::Borrowed(object)))
     }
 
     fn text(&self, name: &str) -> Option<String> {
@@ -265,6 +279,11 @@ mod tests {
                 None => {
                     let answer = read.unwrap_or_else(|fault| panic!("{}: {fault}", case["name"]));
                     assert_eq!(shown(&answer), case["result"], "{}", case["name"]);
+                    let own = answer.result.response.map(|own| {
+                        let body = own.body.map(|body| String::from_utf8_lossy(&body).into_owned());
+                        json!({"status": own.status, "body": body, "content_type": own.content_type})
+                    });
+                    assert_eq!(own.as_ref(), case.get("response"), "{}", case["name"]);
                 }
             }
         }

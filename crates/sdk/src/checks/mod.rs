@@ -20,7 +20,7 @@ pub(crate) use self::answer::{Answer, read_check};
 pub(crate) use self::answer::{MAX_BODY, read_closed};
 pub(crate) use self::deny_cache::DEFAULT_ENTRIES;
 pub(crate) use self::respond::layer_decision;
-pub use self::result::{CallerProblem, CheckReason, CheckResult, Closed, Fault, ResultSource};
+pub use self::result::{CallerProblem, CheckReason, CheckResult, Closed, Fault, ResultSource, RuleResponse};
 pub(crate) use self::subject::Subject;
 #[cfg(feature = "remote-http")]
 pub(crate) use self::subject::json;

@@ -1,7 +1,7 @@
 //! The decision in the form that a layer uses: the limit fields of the server's response, and for a denial a response of
 //! this program.
 
-use super::result::{CheckReason, CheckResult};
+use super::result::{CheckReason, CheckResult, RuleResponse};
 use crate::decider::LayerDecision;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -39,6 +39,9 @@ pub(crate) fn layer_decision(
         ..DecisionSummary::from_policies([])
     };
     let mut response = responses.respond(&facts, now);
+    if let Some(own) = result.response.as_ref().filter(|_| disposition == Disposition::Denied) {
+        apply(own, &mut response);
+    }
     for name in fields.keys().filter(|name| is_limit_field(name)) {
         response.headers_mut().remove(name);
     }
@@ -48,6 +51,19 @@ pub(crate) fn layer_decision(
         is_allowed: result.is_allowed,
         delay: result.delay,
         ..LayerDecision::from_response(response)
+    }
+}
+
+/// Puts a rule's status and body in the place of the program's own.
+fn apply(own: &RuleResponse, response: &mut Response<Bytes>) {
+    if let Some(status) = own.status.and_then(|status| StatusCode::from_u16(status).ok()) {
+        *response.status_mut() = status;
+    }
+    if let Some(body) = &own.body {
+        *response.body_mut() = body.clone();
+        let kind = own.content_type.as_deref().and_then(|kind| HeaderValue::from_str(kind).ok());
+        let kind = kind.unwrap_or(HeaderValue::from_static("application/json"));
+        response.headers_mut().insert(CONTENT_TYPE, kind);
     }
 }
 

@@ -112,6 +112,17 @@ pub struct CallerProblem {
     pub body: Bytes,
 }
 
+/// What the denying rule has callers answered with, in place of the program's own response.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuleResponse {
+    /// The status, if the rule sets one.
+    pub status: Option<u16>,
+    /// The body, if the rule sets one.
+    pub body: Option<Bytes>,
+    /// The media type of the body.
+    pub content_type: Option<String>,
+}
+
 /// The decision about one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -132,7 +143,7 @@ pub struct CheckResult {
     pub limit: Option<u64>,
     /// Units that remain of it.
     pub remaining: Option<u64>,
-    /// Time until all of it is available again.
+    /// Time until all of it is available again; with nothing left, until its next unit.
     pub reset_after: Option<Duration>,
     /// Time after which the same request may pass: zero if it is allowed; `None` if it never will, or that is unknown.
     pub retry_after: Option<Duration>,
@@ -142,6 +153,8 @@ pub struct CheckResult {
     pub decision_id: Option<String>,
     /// What to respond, if the request itself is the reason that it was rejected.
     pub problem: Option<CallerProblem>,
+    /// What the denying rule has callers answered with.
+    pub response: Option<RuleResponse>,
 }
 
 impl CheckResult {
@@ -161,6 +174,7 @@ impl CheckResult {
             delay: Duration::ZERO,
             decision_id: None,
             problem: None,
+            response: None,
         }
     }
 

@@ -35,6 +35,38 @@ pub(crate) struct DecisionBody<'a> {
     /// The class up to which checks were shed, if the node was overloaded itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     shed: Option<&'static str>,
+    /// What the denying rule has callers answered with, for those who answer them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response: Option<RuleResponse>,
+}
+
+/// The response that a rule sets, rendered.
+#[derive(Serialize)]
+struct RuleResponse {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content_type: Option<&'static str>,
+}
+
+impl RuleResponse {
+    fn new(decision: &Decision) -> Option<Self> {
+        if decision.is_allowed() {
+            return None;
+        }
+        let facts = DecisionSummary::from_decision(decision);
+        let response = facts.response?;
+        let body = response.body.as_deref().map(|template| {
+            let mut bytes = Vec::new();
+            tollgate_http::response::render(template, &facts, &mut bytes);
+            // Text is all that is filled in.
+            String::from_utf8(bytes).unwrap_or_default()
+        });
+        let content_type = response.body.as_deref().map(tollgate_rules::BodyTemplate::media_type);
+        Some(Self { status: response.status, body, content_type })
+    }
 }
 
 /// Serializes a value as text, without an intermediate string.
@@ -82,6 +114,7 @@ impl<'a> Limit<'a> {
         let facts = &from.limit;
         let (count, capacity) = (facts.rate().count, facts.capacity());
         let role = match limit.role {
+            Role::Live if !decision.is_enforced(limit) => Some("degrade"),
             Role::Live => None,
             Role::Shadow => Some("shadow"),
             Role::Candidate => Some("candidate"),
@@ -96,7 +129,7 @@ impl<'a> Limit<'a> {
             limit: count,
             window: Window::from_limit(facts),
             remaining: if is_unread { unread } else { limit.outcome.remaining },
-            reset_ms: limit.outcome.reset_after.ceil_millis(),
+            reset_ms: limit.outcome.reported_reset().ceil_millis(),
             burst: (capacity != count).then_some(capacity),
             cost: match from.cost.as_deref() {
                 Some(CostFrom::Attribute(name)) => Some(name),
@@ -125,6 +158,7 @@ impl<'a> DecisionBody<'a> {
             emergency: decision.emergency(),
             reason: decision.reason.as_deref(),
             shed: decision.shed_class.map(tollgate_engine::ShedOrder::name),
+            response: RuleResponse::new(decision),
         }
     }
 }

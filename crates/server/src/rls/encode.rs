@@ -53,7 +53,7 @@ fn descriptor(
     }
     // Where the store failed, the limit that could not be decided.
     let failed = decision.denying_limit().filter(|denying| usize::from(denying.descriptor) == at);
-    let Some(limit) = decision.tightest(at).or(failed) else { return wire };
+    let Some(limit) = decision.tightest(at).or(failed).or_else(|| counted(decision, at)) else { return wire };
     let Some(RuleLimit { limit: facts, unit, .. }) = decision.limit(limit) else { return wire };
     let is_failed = limit.outcome.verdict == Verdict::Unknown;
     if is_failed || decision.is_over(limit) {
@@ -70,11 +70,19 @@ fn descriptor(
     wire
 }
 
-/// Returns the time until a denied request would pass, or until the limit is fully available again.
+/// Returns the limit of a descriptor that matched only one in shadow mode, if it counts as envoyproxy/ratelimit does: that
+/// service reports it.
+fn counted(decision: &Decision, descriptor: usize) -> Option<&LimitStatus> {
+    let own = |status: &&LimitStatus| usize::from(status.descriptor) == descriptor;
+    let mut all = decision.limits.iter().filter(own);
+    all.find(|status| decision.limit(status).is_some_and(|limit| limit.limit.counts_denied()))
+}
+
+/// Returns the time until a denied request would pass, else the reset as every response reports it.
 fn until(limit: &LimitStatus) -> TimeDelta {
     match limit.outcome.verdict {
         Verdict::Denied { retry_after: Some(wait) } => wait,
-        _ => limit.outcome.reset_after,
+        _ => limit.outcome.reported_reset(),
     }
 }
 
@@ -103,7 +111,9 @@ const fn wire_unit(unit: Unit) -> WireUnit {
 fn headers(decision: &Decision) -> Vec<HeaderValue> {
     let denied = decision.denied_by_name().map(|name| ("x-ratelimit-denied-by", name));
     let degraded = decision.degraded_by.map(|by| ("x-ratelimit-degraded", decision.name(by)));
-    let mut all: Vec<_> = denied.into_iter().chain(degraded).map(|(key, value)| header(key, value)).collect();
+    let warned = decision.warned_by.map(|by| ("x-ratelimit-warning", decision.name(by)));
+    let named = denied.into_iter().chain(degraded).chain(warned);
+    let mut all: Vec<_> = named.map(|(key, value)| header(key, value)).collect();
     if !decision.is_allowed() {
         all.push(header("x-ratelimit-decision-id", &decision.id().to_string()));
     }
@@ -145,6 +155,14 @@ fn metadata(decision: &Decision) -> Option<Struct> {
     let mut text = |key: &str, value: String| {
         fields.insert(key.to_owned(), Value { kind: Some(Kind::StringValue(value)) });
     };
+    // The service cannot set the status of a response; a filter behind it can.
+    let denying = decision.denied_by.filter(|_| decision.origin != Origin::FailClosed && !decision.is_shed());
+    if let Some(DecidedBy::Rule(id)) = denying
+        && let Some(response) = decision.rules().rule(id).and_then(|rule| rule.response.as_ref())
+        && let Some(status) = response.status
+    {
+        text("response_status", status.to_string());
+    }
     if decision.delay() > TimeDelta::ZERO {
         text("delay_ms", decision.delay().ceil_millis().to_string());
     }

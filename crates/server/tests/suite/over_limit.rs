@@ -66,7 +66,7 @@ fn rls_and_http_agree_on_what_a_request_is_over() {
         assert_eq!(shown(&over), (Code::OverLimit, vec![Code::OverLimit], vec![("live", true)]), "{profile}");
 
         let degraded = second(&[&["degrade"]]);
-        assert_eq!(shown(&degraded), (Code::Ok, vec![Code::Ok], vec![("degrade", false)]), "{profile}");
+        assert_eq!(shown(&degraded), (Code::Ok, vec![Code::Ok], vec![]), "{profile}");
         let headers = rls::response(&degraded).response_headers_to_add;
         let marked = headers.iter().any(|header| header.key == "x-ratelimit-degraded");
         assert!(marked, "{profile}: the mark says it instead");
@@ -98,4 +98,47 @@ fn the_status_of_a_descriptor_is_that_of_the_limit_that_denies() {
         let limit = response.statuses[0].current_limit.as_ref().expect("a limit");
         assert_eq!(limit.name, "live", "{counting}");
     }
+}
+
+/// A limit that cannot deny is not the nearest one: a proxy or a client would slow down for nothing.
+#[test]
+fn only_limits_that_can_deny_are_the_nearest() {
+    let rules = RULES
+        .replace("PROFILE", "match: all")
+        .replace("name: live, limit: 1/hour", "name: live, limit: 4/hour");
+    for counting in ["shadow", "degrade"] {
+        let decide = limiter(&rules);
+        let keys: &[&str] = &[counting, "live"];
+        decide(&[keys]);
+        let decision = decide(&[keys, &[counting]]);
+        let response = rls::response(&decision);
+        assert_eq!(response.overall_code, i32::from(Code::Ok), "{counting}");
+        let limit = response.statuses[0].current_limit.as_ref().expect("a limit");
+        assert_eq!((limit.name.as_str(), response.statuses[0].limit_remaining), ("live", 2), "{counting}");
+        assert_eq!(response.statuses[1].current_limit, None, "{counting}: of its limits none can deny");
+        let summary = DecisionSummary::from_decision(&decision);
+        let nearest = summary.nearest().expect("a limit");
+        assert_eq!((nearest.rule, nearest.remaining), ("live", 2), "{counting}");
+        // A second limit of a check by attributes is the same decision.
+        let tightest = decision.tightest(0).expect("a limit");
+        assert_eq!(decision.limit_name(tightest), "live", "{counting}");
+    }
+}
+
+/// The service cannot set the status of a response, so it says which one the rule has: a filter behind it can set it.
+#[test]
+fn the_status_of_a_rules_response_is_in_the_metadata_of_its_denials() {
+    let decide = limiter(
+        "
+domain: d
+descriptors: [{key: live, limit: 1/hour, response: {status: 403}}]
+",
+    );
+    let status = |decision: &Decision| {
+        let fields = rls::response(decision).dynamic_metadata.unwrap_or_default().fields;
+        fields.get("response_status").and_then(|value| value.kind.clone())
+    };
+    assert_eq!(status(&decide(&[&["live"]])), None);
+    let expected = Some(prost_types::value::Kind::StringValue("403".to_owned()));
+    assert_eq!(status(&decide(&[&["live"]])), expected);
 }

@@ -101,7 +101,21 @@ impl LeaseKey {
 struct AuthorityState {
     asked_at: Timestamp,
     remaining: u64,
+    next: Timestamp,
     reset: Timestamp,
+}
+
+impl AuthorityState {
+    fn new(outcome: &Outcome, asked_at: Timestamp) -> Self {
+        let (next, reset) = (asked_at + outcome.next_after, asked_at + outcome.reset_after);
+        Self { asked_at, remaining: outcome.remaining, next, reset }
+    }
+
+    /// Returns the outcome of a charge after which so many units are left, here and at the authority.
+    fn outcome(&self, verdict: Verdict, remaining: u64, now: Timestamp) -> Outcome {
+        let next_after = if remaining == 0 { self.next.since(now) } else { TimeDelta::ZERO };
+        Outcome { verdict, remaining, next_after, reset_after: self.reset.since(now) }
+    }
 }
 
 /// A denial received from the authority.
@@ -263,7 +277,7 @@ impl Lease {
             units: SmallVec::new(),
             spare: SpareTime::default(),
             clocks: None,
-            authority: AuthorityState { asked_at: now, remaining, reset: now },
+            authority: AuthorityState { asked_at: now, remaining, next: now, reset: now },
             denial: None,
             is_refilling: false,
             is_reset: false,
@@ -313,18 +327,14 @@ impl Lease {
             let taken_at = self.authority_time(now);
             let receipt = SpendReceipt { grant, mark, units, spent_at: now, taken_at };
             let remaining = good.saturating_add(self.authority.remaining).min(self.key.limit.capacity());
-            let reset_after = self.authority.reset.since(now);
-            let outcome = Outcome { verdict: Verdict::ALLOWED, remaining, reset_after };
+            let outcome = self.authority.outcome(Verdict::ALLOWED, remaining, now);
             return (SpendResult::Spent(outcome, receipt), self.is_low_with(good, now));
         }
         let result = match self.denial {
             Some(dry) if now < dry.valid_until && units >= dry.units => {
                 let verdict = Verdict::Denied { retry_after: Some(dry.denied_until.since(now)) };
-                SpendResult::Denied(Outcome {
-                    verdict,
-                    remaining: 0,
-                    reset_after: self.authority.reset.since(now),
-                })
+                let remaining = good.saturating_add(self.authority.remaining).min(units.saturating_sub(1));
+                SpendResult::Denied(self.authority.outcome(verdict, remaining, now))
             }
             _ => {
                 self.has_run_out = true;
@@ -372,11 +382,7 @@ impl Lease {
 
     /// Records the authority's outcome for a charge that was not decided locally.
     pub(super) fn record_outcome(&mut self, units: u64, outcome: &Outcome, asked: Timestamp, now: Timestamp) {
-        self.authority = AuthorityState {
-            asked_at: asked,
-            remaining: outcome.remaining,
-            reset: asked + outcome.reset_after,
-        };
+        self.authority = AuthorityState::new(outcome, asked);
         self.denial = match outcome.verdict {
             Verdict::Denied { retry_after: Some(wait) } => {
                 let until = asked + wait.max(self.pause());
@@ -533,11 +539,7 @@ impl Lease {
         if ask.marks && outcomes.per_charge.get(2).is_some_and(|mark| mark.verdict.is_allowed()) {
             self.marked = Some(asked);
         }
-        self.authority = AuthorityState {
-            asked_at: asked,
-            remaining: outcome.remaining,
-            reset: asked + outcome.reset_after,
-        };
+        self.authority = AuthorityState::new(outcome, asked);
         if !admitted {
             // If the budget is not used up, other nodes hold too many outstanding units.
             let out = outcome.verdict.is_allowed();

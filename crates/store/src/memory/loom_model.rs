@@ -234,7 +234,7 @@ fn model_an_eviction_and_a_charge() {
 fn request(names: [u64; 2], count: u64) -> Operation<bool> {
     Box::new(move |counters| {
         let limit = limit(count);
-        let unknown = Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
+        let unknown = Outcome { verdict: Verdict::ALLOWED, ..Outcome::UNKNOWN };
         let mut items = names
             .map(|name| PreparedCharge::new(Some(ask(name, &limit, NOW)), Enforcement::Required, unknown));
         let usual = charge_known(counters, &names, |i| Some(ask(names[i], &limit, NOW)), |_| ());

@@ -67,7 +67,8 @@ impl WideCharge<'_> {
     /// Returns a denial for lack of memory, until the existing entries have expired at the latest.
     fn no_memory(&self) -> Outcome {
         let wait: TimeDelta = self.limit.rate().period.length();
-        Outcome { verdict: Verdict::Denied { retry_after: Some(wait) }, remaining: 0, reset_after: wait }
+        let verdict = Verdict::Denied { retry_after: Some(wait) };
+        Outcome { verdict, remaining: 0, next_after: wait, reset_after: wait }
     }
 }
 

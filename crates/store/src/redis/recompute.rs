@@ -7,7 +7,7 @@
 use super::data_loss::DataLoss;
 use super::shard_request::ShardCharge;
 use smallvec::SmallVec;
-use tollgate_core::{Admission, Cost, Enforcement, Outcome, Outcomes, State, TimeDelta, Timestamp, Verdict};
+use tollgate_core::{Admission, Cost, Enforcement, Outcome, Outcomes, State, Timestamp, Verdict};
 
 /// The recomputed outcome of one charge.
 #[derive(Clone, Copy, Debug)]
@@ -18,8 +18,7 @@ pub(super) struct RecomputedOutcome {
 }
 
 impl RecomputedOutcome {
-    const NOTHING: Outcome =
-        Outcome { verdict: Verdict::ALLOWED, remaining: 0, reset_after: TimeDelta::ZERO };
+    const NOTHING: Outcome = Outcome { verdict: Verdict::ALLOWED, ..Outcome::UNKNOWN };
 
     /// Returns the outcome of a charge in a request that was admitted or denied.
     pub(super) fn resolve(&self, admission: Admission, enforcement: Enforcement) -> Outcome {

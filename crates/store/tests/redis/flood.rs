@@ -6,7 +6,7 @@ use tollgate_core::{
     Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, KeyPart, Limit, LimitSpec,
     ManualClock, Rate, Scope, TimeDelta, Timestamp,
 };
-use tollgate_store::{DenyCache, RedisStore};
+use tollgate_store::{DenyCache, LeaseConfig, LeasedStore, RedisStore};
 
 /// All commands that the server has done, but for the one that asks.
 fn commands(server: &Server) -> u64 {
@@ -69,4 +69,35 @@ async fn a_denied_flood_does_not_reach_redis_and_ends_within_a_second() {
     }
     let asked = commands(&server) - before;
     assert!((1..=2 * 12).contains(&asked), "{asked} commands in ten seconds");
+}
+
+/// A client that is told what remains of its other limits must not see them come and go with the node's memory of the denial.
+#[tokio::test]
+async fn a_repeated_denial_reports_the_other_limits_as_the_store_did() {
+    let server = Server::start(&[]);
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_017)));
+    let shared_clock: Arc<dyn Clock> = clock.clone();
+    let redis = RedisStore::with_clock(patient(&server.url()), shared_clock);
+    let cache = DenyCache::new(redis.clone(), Arc::clone(&clock), 1_024);
+    let node = LeasedStore::new(cache, redis, Arc::clone(&clock), LeaseConfig::default());
+    let (tight, wide, other) = (per_hour(2), per_hour(9), per_hour(5));
+    let scopes = ["tight", "wide", "bucket"].map(Scope::new);
+    let parts = [KeyPart::Text("mallory")];
+    let keys = [0, 1, 2].map(|at| CounterKey { scope: &scopes[at], parts: &parts });
+    let charges =
+        [(0, &tight), (1, &wide), (2, &other)].map(|(at, limit)| Charge::new(keys[at], limit, Cost::ONE));
+    for _ in 0..2 {
+        assert_eq!(node.charge(&charges).await.expect("an answer").admission, Admission::Admitted);
+    }
+    let first = node.charge(&charges).await.expect("an answer");
+    assert_eq!(first.per_charge.iter().map(|outcome| outcome.remaining).collect::<Vec<_>>(), [0, 7, 3]);
+    let before = commands(&server);
+    let again = node.charge(&charges).await.expect("an answer");
+    assert_eq!(commands(&server), before, "it is a repeated one");
+    assert_eq!(again.admission, first.admission);
+    for (again, first) in again.per_charge.iter().zip(&first.per_charge) {
+        assert_eq!((again.verdict, again.remaining), (first.verdict, first.remaining));
+        let passed = first.reset_after.as_micros().saturating_sub(again.reset_after.as_micros());
+        assert!(passed < 1_000_000, "{again:?} after {first:?}");
+    }
 }

@@ -64,9 +64,7 @@ impl Bucket {
         let (time, capacity) = (u128::from(cost.units()) * interval, self.capacity::<u128>());
         let next = debt + time;
         if next > capacity {
-            // It fits as soon as no more is owed than this, rounded up as above.
-            let fitting = self.scale().convert(capacity - time, writer, Rounding::Down);
-            let wait = micros_up(ahead - fitting.min(ahead), writer.k);
+            let wait = self.wait_for(time, ahead, writer);
             return self.outcome_of(debt, ahead, writer, Verdict::Denied { retry_after: Some(wait) });
         }
         self.write(kept, next, now);
@@ -119,7 +117,19 @@ impl Bucket {
 
     /// Returns the outcome where `debt` is owed in this bucket's time, and `ahead` in the state's.
     fn outcome_of(&self, debt: u128, ahead: u128, scale: Scale, verdict: Verdict) -> Outcome {
-        Outcome { reset_after: micros_up(ahead, scale.k), ..self.outcome(debt, 0, verdict) }
+        let outcome = self.outcome(debt, 0, verdict);
+        let next_after = match outcome.remaining {
+            0 if self.burst > 0 => self.wait_for(u128::from(self.interval), ahead, scale),
+            _ => TimeDelta::ZERO,
+        };
+        Outcome { next_after, reset_after: micros_up(ahead, scale.k), ..outcome }
+    }
+
+    /// Returns the wait until a charge of this bucket's `time` fits: as soon as no more is owed than the rest.
+    fn wait_for(&self, time: u128, ahead: u128, writer: Scale) -> TimeDelta {
+        let fitting =
+            self.scale().convert(self.capacity::<u128>().saturating_sub(time), writer, Rounding::Down);
+        micros_up(ahead - fitting.min(ahead), writer.k)
     }
 }
 
