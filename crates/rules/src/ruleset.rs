@@ -5,7 +5,7 @@ use crate::decode;
 use crate::diagnostic::{Diagnostic, Diagnostics, Severity};
 use crate::draft::FileDraft;
 use crate::lint;
-use crate::overload::Overload;
+use crate::overload::{AttributeValue, Overload};
 use crate::placement;
 use crate::quota_key::QuotaKeys;
 use crate::reader::Reader;
@@ -362,15 +362,20 @@ impl Domain {
         self.overload.as_ref()
     }
 
-    /// Returns the literal values of a key in its rules and in the priorities of its overload section, without wildcards.
-    pub fn named_values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
-        let in_rules = self.tree.iter().filter(move |node| *node.element.key == *key).filter_map(|node| {
-            match &node.element.test {
-                ValueTest::Exact(value) => Some(&**value),
-                _ => None,
-            }
-        });
-        in_rules.chain(self.overload.iter().flat_map(move |overload| overload.named_values(key)))
+    /// Returns the endpoints that its rules and priorities name: `POST /login`, `GET /users/{id}`, and patterns such as
+    /// `GET /api/*`. Who identifies requests resolves paths to them.
+    pub fn endpoints(&self) -> impl Iterator<Item = &str> {
+        const KEY: &str = "endpoint";
+        let in_rules =
+            self.tree.iter().filter(|node| *node.element.key == *KEY).filter_map(|node| {
+                match &node.element.test {
+                    ValueTest::Exact(value) => Some(&**value),
+                    ValueTest::Like(pattern) | ValueTest::Shared(pattern) => Some(pattern.text()),
+                    ValueTest::Any | ValueTest::Network(_) => None,
+                }
+            });
+        let in_priorities = self.overload.iter().flat_map(|overload| overload.values(KEY));
+        in_rules.chain(in_priorities.map(AttributeValue::text))
     }
 
     /// Returns everything that a value must equal for some rule to match: literal values in its rules, and their tiers.
