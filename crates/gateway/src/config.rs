@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use tollgate_http::h1::head::HeadLimits;
 use tollgate_http::identity::IdentityConfig;
 use tollgate_http::response::ResponseConfig;
+use tollgate_rules::RequiredDomains;
 
 /// Complete configuration of the gateway.
 #[derive(Clone, Debug)]
@@ -21,6 +22,14 @@ pub struct GatewayConfig {
     pub identity: IdentityConfig,
     /// Rate limit headers and denial responses.
     pub responses: ResponseConfig,
+}
+
+impl GatewayConfig {
+    /// Lets rules without a domain of the routes be refused.
+    pub fn require_domains(&self, required: &RequiredDomains) {
+        let domains = self.routes.iter().filter_map(|route| route.domain.as_deref());
+        required.set("a route of the gateway", domains);
+    }
 }
 
 impl std::ops::Deref for GatewayConfig {

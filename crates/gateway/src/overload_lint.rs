@@ -1,5 +1,5 @@
-//! Warnings about overload settings of the rules that do not fit the routes: rules are valid without a gateway, so only the
-//! gateway can find these.
+//! Warnings about endpoints and overload settings of the rules that do not fit the routes: rules are valid without a
+//! gateway, so only the gateway can find these.
 
 use crate::config::GatewayConfig;
 use crate::route::Routes;
@@ -25,14 +25,14 @@ pub(crate) fn warnings(config: &GatewayConfig, rules: &Ruleset, routes: &Routes)
         ));
     }
     for (name, own) in &upstreams {
-        let Some(overload) = rules.domain(name).and_then(|domain| domain.overload()) else { continue };
-        for endpoint in overload.named_values("endpoint") {
-            if !routes.yield_endpoint(name, endpoint) {
-                warnings.push(format!(
-                    "domain `{name}`: no route of it has the endpoint `{endpoint}`, so its entry of `priorities` never applies; write it as `POST /path` of a route"
-                ));
-            }
+        let Some(domain) = rules.domain(name) else { continue };
+        let endpoints: BTreeSet<&str> = domain.endpoints().collect();
+        for endpoint in endpoints.into_iter().filter(|endpoint| !routes.serve_endpoint(name, endpoint)) {
+            warnings.push(format!(
+                "domain `{name}`: no route of it takes requests to the endpoint `{endpoint}`, so what the rules say of it never applies; write it as `POST /path` of a route"
+            ));
         }
+        let Some(overload) = domain.overload() else { continue };
         for signal in overload.adapt.iter().flat_map(|adapt| &adapt.signals) {
             if let SignalSource::Measured { upstream: Some(upstream), .. } = &signal.source
                 && !own.contains(upstream.as_str())

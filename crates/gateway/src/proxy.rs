@@ -196,8 +196,8 @@ impl<S: CounterStore + 'static> Proxy<S> {
         now: Timestamp,
     ) -> Result<CheckedRequest<'s>, CheckFailure> {
         let site = state.routes.site(asked.host()).ok_or(CheckFailure::NoRoute)?;
-        let caller = site.identity.resolve_direct(asked, now).map_err(CheckFailure::Ambiguous)?;
-        let route = site.route(&caller).ok_or(CheckFailure::NoRoute)?;
+        let (caller, route) = site.resolve(asked, now).map_err(CheckFailure::Ambiguous)?;
+        let route = route.ok_or(CheckFailure::NoRoute)?;
         let (remote, is_trusted) = (caller.address, caller.is_trusted);
         let trace = traceparent::from_headers(&self.limiter, asked.headers, || now);
         let mut delayed = None;

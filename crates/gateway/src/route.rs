@@ -1,12 +1,18 @@
-//! Routing: by host, then by path template and method. Paths are matched by `tollgate_http`, so that a route's template and
-//! the `endpoint` attribute of rules are identical.
+//! Routing: by host, then by path template and method. Paths are matched by `tollgate_http`, which also resolves the
+//! `endpoint` of a request, once its route has told the domain: what the domain's rules name, as by every other
+//! integration, and otherwise the route's template.
 
 use crate::config::{GatewayConfig, RouteConfig};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_http::identity::{IdentityResolver, JwtVerifier, PathRules, ResolvedCaller, canonical_host};
-use tollgate_rules::Ruleset;
+use tollgate_core::Timestamp;
+use tollgate_http::headers::HeaderLookup;
+use tollgate_http::identity::{
+    AmbiguousIdentity, EndpointMatcher, EndpointSettings, IdentityConfig, IdentityResolver, JwtVerifier,
+    PathRules, RequestView, ResolvedCaller, canonical_host,
+};
+use tollgate_rules::{Domain, Ruleset};
 
 /// A compiled route.
 pub(crate) struct Route {
@@ -20,10 +26,6 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    fn serves(&self, domain: &str) -> bool {
-        self.config.domain.as_deref() == Some(domain)
-    }
-
     /// Returns the target to send to the upstream.
     pub(crate) fn target<'t>(&self, whole: &'t str) -> Cow<'t, str> {
         let stripped =
@@ -64,16 +66,21 @@ fn segments(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|segment| !segment.is_empty())
 }
 
+type Map<V> = HashMap<String, V, foldhash::fast::RandomState>;
+
 /// The routes of one host or one wildcard.
 pub(crate) struct VirtualHost {
-    pub(crate) identity: IdentityResolver,
-    /// Routes by endpoint: `GET /users/{id}`, or the path alone for any method.
-    by_endpoint: HashMap<String, Arc<Route>, foldhash::fast::RandomState>,
+    /// Its endpoints are the routes' templates.
+    identity: IdentityResolver,
+    /// Routes by template: `GET /users/{id}`, or the path alone for any method.
+    by_template: Map<Arc<Route>>,
+    /// The endpoints of the routes' domains.
+    endpoints: Map<EndpointMatcher>,
 }
 
 /// All routes.
 pub(crate) struct Routes {
-    exact: HashMap<String, VirtualHost, foldhash::fast::RandomState>,
+    exact: Map<VirtualHost>,
     /// Wildcard hosts as `.example.com`, longest first.
     families: Vec<(String, VirtualHost)>,
     any: Option<VirtualHost>,
@@ -139,10 +146,10 @@ impl Routes {
         self.exact.get(&*host).or_else(family).or(self.any.as_ref())
     }
 
-    /// Returns whether requests of a route of this domain have this `endpoint`, at any host.
-    pub(crate) fn yield_endpoint(&self, domain: &str, endpoint: &str) -> bool {
+    /// Returns whether a route of this domain takes requests to this endpoint, at any host.
+    pub(crate) fn serve_endpoint(&self, domain: &str, endpoint: &str) -> bool {
         let families = self.families.iter().map(|(_, site)| site);
-        self.exact.values().chain(families).chain(&self.any).any(|site| site.yields(domain, endpoint))
+        self.exact.values().chain(families).chain(&self.any).any(|site| site.serves(domain, endpoint))
     }
 
     pub(crate) fn fallback_site(&self) -> &IdentityResolver {
@@ -157,8 +164,7 @@ impl VirtualHost {
         host: Option<&str>,
         tokens: Option<&Arc<JwtVerifier>>,
     ) -> Result<Self, String> {
-        let mut identity = config.identity.clone();
-        let mut by_endpoint = HashMap::default();
+        let (mut templates, mut by_template) = (Vec::new(), Map::default());
         let own = config
             .routes
             .iter()
@@ -197,7 +203,7 @@ impl VirtualHost {
             for (kind, template) in own.map(|own| (0, own)).chain(
                 route.endpoints.iter().cloned().map(|own| (1, own)).chain(empty.map(|empty| (2, empty))),
             ) {
-                if by_endpoint.contains_key(&template) {
+                if by_template.contains_key(&template) {
                     if kind == 0 {
                         return Err(wrong(
                             "an earlier route has the same host, method and path; remove one of them"
@@ -206,55 +212,83 @@ impl VirtualHost {
                     }
                     continue;
                 }
-                by_endpoint.insert(template.clone(), Arc::clone(&shared));
-                identity.routes.push(template);
+                by_template.insert(template.clone(), Arc::clone(&shared));
+                templates.push(template);
             }
         }
-        let build = |named: &[&str]| {
-            IdentityResolver::sharing(&identity, named.iter().copied(), tokens.cloned())
-                .map_err(|error| format!("identity: {error}"))
+        let settings = EndpointSettings::new(&config.identity);
+        let all_named = || rules.domains().flat_map(Domain::endpoints);
+        let wrong = |error| format!("identity: {error}");
+        let unnamed =
+            EndpointSettings::new(&IdentityConfig { routes: Vec::new(), ..config.identity.clone() });
+        let methods = all_named().chain(config.identity.routes.iter().map(String::as_str));
+        let routing = EndpointMatcher::new(&unnamed, [], &templates, methods).map_err(wrong)?;
+        let mut endpoints = Map::default();
+        for domain in by_template.values().filter_map(|route| route.config.domain.as_deref()) {
+            if !endpoints.contains_key(domain) {
+                let named = rules.domain(domain).into_iter().flat_map(Domain::endpoints);
+                let matcher = EndpointMatcher::new(&settings, named, &templates, all_named());
+                endpoints.insert(domain.to_owned(), matcher.map_err(wrong)?);
+            }
+        }
+        let identity = IdentityResolver::with_matcher(&config.identity, routing, tokens.cloned());
+        Ok(Self { identity: identity.map_err(wrong)?, by_template, endpoints })
+    }
+
+    /// Identifies the caller of a request and finds its route.
+    pub(crate) fn resolve<'s>(
+        &'s self,
+        request: &RequestView<'s, impl HeaderLookup>,
+        now: Timestamp,
+    ) -> Result<(ResolvedCaller<'s>, Option<&'s Arc<Route>>), AmbiguousIdentity> {
+        let mut route = None;
+        let endpoint = |method: &'s str, path: &str| {
+            let template = self.identity.endpoints().template(method, path)?;
+            let taken = self.find(template)?;
+            route = Some(taken);
+            let domain = taken.config.domain.as_deref().and_then(|domain| self.endpoints.get(domain));
+            domain.map_or(Some(template), |endpoints| endpoints.endpoint(method, path))
         };
-        let mut site = Self { identity: build(&[])?, by_endpoint };
-        // Endpoints that priorities name are those of the routes that their requests take.
-        let mut named: Vec<&str> = Vec::new();
-        for domain in rules.domains() {
-            for endpoint in
-                domain.overload().into_iter().flat_map(|overload| overload.named_values("endpoint"))
-            {
-                let taken = site.route_of(endpoint).filter(|route| route.serves(domain.name())).cloned();
-                if let Some(route) = taken.filter(|_| !site.by_endpoint.contains_key(endpoint)) {
-                    site.by_endpoint.insert(endpoint.to_owned(), route);
-                    named.push(endpoint);
-                }
-            }
+        let caller = self.identity.resolve_routed(request, endpoint, now)?;
+        Ok((caller, route))
+    }
+
+    /// Returns whether a route of this domain takes requests to an endpoint. Where the endpoint stands for many paths, one
+    /// of them is enough.
+    fn serves(&self, domain: &str, endpoint: &str) -> bool {
+        let Some((method, path)) = endpoint.split_once(' ').filter(|(_, path)| path.starts_with('/')) else {
+            // A pattern such as `POST *`.
+            return endpoint.contains('*');
+        };
+        let is_own = |route: &Arc<Route>| route.config.domain.as_deref() == Some(domain);
+        if !path.contains(['{', '*']) {
+            let template = self.identity.endpoints().template(method, path);
+            return template.and_then(|template| self.find(template)).is_some_and(is_own);
         }
-        if !named.is_empty() {
-            site.identity = build(&named)?;
+        let overlap = |template: &str| {
+            let (own, template) = template.split_once(' ').unwrap_or((method, template));
+            (own == method || method.contains('*')) && have_common_path(path, template)
+        };
+        self.by_template.iter().any(|(template, route)| is_own(route) && overlap(template))
+    }
+
+    fn find(&self, template: &str) -> Option<&Arc<Route>> {
+        self.by_template
+            .get(template)
+            .or_else(|| self.by_template.get(template.split_once(' ').map_or(template, |(_, path)| path)))
+    }
+}
+
+/// Returns whether some path matches both templates.
+fn have_common_path(one: &str, other: &str) -> bool {
+    let (mut one, mut other) = (segments(one), segments(other));
+    loop {
+        match (one.next(), other.next()) {
+            (None, None) => return true,
+            (Some(rest), _) | (_, Some(rest)) if rest.starts_with("{*") || rest.contains('*') => return true,
+            (Some(a), Some(b)) if a == b || a.starts_with('{') || b.starts_with('{') => {}
+            _ => return false,
         }
-        Ok(site)
-    }
-
-    /// Returns the route that requests to an endpoint take, such as `POST /v1/charges`.
-    fn route_of(&self, endpoint: &str) -> Option<&Arc<Route>> {
-        let (method, path) = endpoint.split_once(' ')?;
-        self.find(self.identity.endpoint(method, path)?)
-    }
-
-    /// Returns whether requests of a route of this domain have this `endpoint`.
-    pub(crate) fn yields(&self, domain: &str, endpoint: &str) -> bool {
-        self.find(endpoint).is_some_and(|route| route.serves(domain))
-            && self.route_of(endpoint).is_some_and(|route| route.serves(domain))
-    }
-
-    /// Returns the route of a request.
-    pub(crate) fn route(&self, caller: &ResolvedCaller<'_>) -> Option<&Arc<Route>> {
-        self.find(caller.get("endpoint")?)
-    }
-
-    fn find(&self, endpoint: &str) -> Option<&Arc<Route>> {
-        self.by_endpoint
-            .get(endpoint)
-            .or_else(|| self.by_endpoint.get(endpoint.split_once(' ').map_or(endpoint, |(_, path)| path)))
     }
 }
 

@@ -115,6 +115,7 @@ impl ReplicatedRules {
             stores: _,
             per_second_store: _,
             cells: _,
+            required_domains: _,
         } = options;
         let options = ReplicatedOptions {
             envoy_profile: profile.map(|profile| profile == Profile::Envoy),

@@ -50,6 +50,7 @@ mod plan;
 mod quota_key;
 mod reader;
 mod region;
+mod required_domains;
 mod rule;
 mod ruleset;
 mod scope;
@@ -83,6 +84,7 @@ pub use per_caller::PerCallerRule;
 pub use period::{parse_count, parse_inline_period};
 pub use plan::{Attributes, Charges, Descriptor, LimitOrigin, MatchKind, MatchedLimit, Plan};
 pub use region::{CellPlace, LearnedCells, OwnerSetting, RegionSetting, is_region_name};
+pub use required_domains::RequiredDomains;
 pub use rule::{
     Action, Billing, Class, CostFrom, DescriptorMatch, Enforce, FailPolicy, LimitSet, OnError, Profile, Role,
     Rule, RuleLimit, SoftAction, SoftLimit,

@@ -236,12 +236,10 @@ impl Overload {
         self.adapt.as_ref().filter(|_| !self.shadow)
     }
 
-    /// Returns the literal values of an attribute in the priorities.
-    pub fn named_values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
+    /// Returns the values of an attribute in the priorities.
+    pub(crate) fn values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a AttributeValue> {
         let values = self.priorities.iter().flat_map(|rule| &rule.when);
-        let own =
-            values.filter(move |condition| condition.name == key).flat_map(|condition| &condition.values);
-        own.filter_map(AttributeValue::literal)
+        values.filter(move |condition| condition.name == key).flat_map(|condition| &condition.values)
     }
 
     /// Returns the priority of a request with these attributes.

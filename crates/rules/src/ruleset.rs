@@ -5,16 +5,17 @@ use crate::decode;
 use crate::diagnostic::{Diagnostic, Diagnostics, Severity};
 use crate::draft::FileDraft;
 use crate::lint;
-use crate::overload::Overload;
+use crate::overload::{AttributeValue, Overload};
 use crate::placement;
 use crate::quota_key::QuotaKeys;
 use crate::reader::Reader;
 use crate::region::{CellPlace, RegionSetting};
+use crate::required_domains::RequiredDomains;
 use crate::rule::{Coupling, DescriptorMatch, Profile, Rule, RuleLimit};
 use crate::scope::ScopePath;
 use crate::sensitivity::identifies_caller;
 use crate::tree::{TreeNode, ValueTest};
-use crate::yaml::shorten;
+use crate::yaml::{Position, shorten};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tollgate_core::{Algorithm, CounterOwner, Mode, StableHasher, is_same_name};
@@ -70,6 +71,8 @@ pub struct Options {
     /// The cells that share limits, and this server's place among them; `None` if that is not known because the file is
     /// read alone.
     pub cells: Option<CellPlace>,
+    /// Domains without which rules are refused.
+    pub required_domains: RequiredDomains,
 }
 
 /// What happens to concurrency permits when a request ends.
@@ -180,6 +183,9 @@ impl Ruleset {
                 by_name.insert(domain.name.clone(), compiled.len());
                 compiled.push((domain, places, source));
             }
+        }
+        for (user, domain) in options.required_domains.missing(|domain| by_name.contains_key(domain)) {
+            errors.push(|| missing_domain(sources, &user, &domain));
         }
         if !errors.is_empty() {
             return Err(errors);
@@ -362,15 +368,20 @@ impl Domain {
         self.overload.as_ref()
     }
 
-    /// Returns the literal values of a key in its rules and in the priorities of its overload section, without wildcards.
-    pub fn named_values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
-        let in_rules = self.tree.iter().filter(move |node| *node.element.key == *key).filter_map(|node| {
-            match &node.element.test {
-                ValueTest::Exact(value) => Some(&**value),
-                _ => None,
-            }
-        });
-        in_rules.chain(self.overload.iter().flat_map(move |overload| overload.named_values(key)))
+    /// Returns the endpoints that its rules and priorities name: `POST /login`, `GET /users/{id}`, and patterns such as
+    /// `GET /api/*`. Who identifies requests resolves paths to them.
+    pub fn endpoints(&self) -> impl Iterator<Item = &str> {
+        const KEY: &str = "endpoint";
+        let in_rules =
+            self.tree.iter().filter(|node| *node.element.key == *KEY).filter_map(|node| {
+                match &node.element.test {
+                    ValueTest::Exact(value) => Some(&**value),
+                    ValueTest::Like(pattern) | ValueTest::Shared(pattern) => Some(pattern.text()),
+                    ValueTest::Any | ValueTest::Network(_) => None,
+                }
+            });
+        let in_priorities = self.overload.iter().flat_map(|overload| overload.values(KEY));
+        in_rules.chain(in_priorities.map(AttributeValue::text))
     }
 
     /// Returns everything that a value must equal for some rule to match: literal values in its rules, and their tiers.
@@ -437,6 +448,16 @@ fn reject_duplicate_domain(
     reader.errors.envoy_reason(reason);
     // The rest of the file is still checked, under an invalid name.
     file.domain.as_mut().into_iter().for_each(|domain| domain.value.push('\0'));
+}
+
+/// Rejects rules without a domain that this process decides by.
+fn missing_domain(sources: &[Source], user: &str, domain: &str) -> Diagnostic {
+    let none = Source::new("rules", "");
+    let at = Position { line: 1, column: 1, width: 0 };
+    let message = format!("the domain `{}` is missing, and {user} decides by it", shorten(domain));
+    Diagnostic::new(Severity::Error, sources.first().unwrap_or(&none), at, message).help(
+        "its requests would have no limits; keep a rule file of this domain, or change first what decides by it",
+    )
 }
 
 /// Hashes the contents of the files, independent of their paths and order.

@@ -12,7 +12,7 @@ use tollgate_core::Cost;
 use tollgate_core::Timestamp;
 #[cfg(feature = "in-process")]
 use tollgate_engine::CheckInput;
-use tollgate_http::identity::{AmbiguousIdentity, IdentityResolver, RequestView};
+use tollgate_http::identity::{AmbiguousIdentity, EndpointTarget, IdentityResolver, RequestView};
 #[cfg(feature = "in-process")]
 use tollgate_rules::Descriptor;
 
@@ -66,6 +66,8 @@ pub struct CheckRequest {
     pub(crate) cost: u64,
     /// The trace context of the request.
     pub(crate) traceparent: Option<HeaderValue>,
+    /// Set if the endpoint is that of a request head, so that rules in this process resolve it by what they name.
+    pub(crate) target: Option<EndpointTarget>,
 }
 
 /// The two forms of a request.
@@ -82,11 +84,13 @@ impl CheckRequest {
     pub fn attributes<K: Into<Cow<'static, str>>, V: Into<String>>(
         pairs: impl IntoIterator<Item = (K, V)>,
     ) -> Self {
-        Self { form: CheckForm::Attributes(attribute_pairs(pairs)), cost: 1, traceparent: None }
+        Self { form: CheckForm::Attributes(attribute_pairs(pairs)), cost: 1, traceparent: None, target: None }
     }
 
     /// Creates a request from the attributes of its caller: address, key, user and endpoint, by the same rules as the
-    /// gateway and `/check`. `peer` is the address of the connection.
+    /// gateway and `/check`. `peer` is the address of the connection. Rules in this process
+    /// ([`InProcess`](crate::InProcess)) know the endpoints that they name; for those of a server, list them in
+    /// [`IdentityConfig::routes`](crate::IdentityConfig).
     ///
     /// # Errors
     /// Servers would read the request differently. A layer refuses it if its closure returns the error.
@@ -99,7 +103,8 @@ impl CheckRequest {
         let view = RequestView::new(peer, &request.method, &request.uri, &request.headers);
         let caller = identity.resolve_in_place(&view, now)?;
         let attributes = caller.attributes();
-        Ok(Self::attributes(attributes.iter().map(|(key, value)| ((*key).to_owned(), *value))))
+        let found = Self::attributes(attributes.iter().map(|(key, value)| ((*key).to_owned(), *value)));
+        Ok(Self { target: Some(identity.endpoint_target(&request.method)), ..found })
     }
 
     /// Creates a request from descriptors, each of which matches at most one rule, as in Envoy.
@@ -114,6 +119,7 @@ impl CheckRequest {
             form: CheckForm::Descriptors(descriptors.into_iter().map(attribute_pairs).collect()),
             cost: 1,
             traceparent: None,
+            target: None,
         }
     }
 
@@ -163,6 +169,24 @@ pub(crate) type Entries<'r> = SmallVec<[SmallVec<[(&'r str, &'r str); 8]>; 1]>;
 
 #[cfg(feature = "in-process")]
 impl CheckRequest {
+    /// Replaces what the settings alone say of the endpoint by what `endpoint` returns for the target and the path.
+    pub(crate) fn with_endpoint(
+        mut self,
+        endpoint: impl FnOnce(&EndpointTarget, &str) -> Option<(String, String)>,
+    ) -> Self {
+        if let (Some(target), CheckForm::Attributes(pairs)) = (&self.target, &mut self.form)
+            && let Some((_, path)) = pairs.iter().find(|(key, _)| key == "path")
+            && let Some((method, endpoint)) = endpoint(target, path)
+        {
+            for (known, value) in [("method", method), ("endpoint", endpoint)] {
+                if let Some(pair) = pairs.iter_mut().find(|(key, _)| key == known) {
+                    pair.1 = value;
+                }
+            }
+        }
+        self
+    }
+
     pub(crate) fn entries(&self) -> Entries<'_> {
         fn borrow(pairs: &[Pair]) -> SmallVec<[(&str, &str); 8]> {
             pairs.iter().map(|(key, value)| (&**key, value.as_str())).collect()

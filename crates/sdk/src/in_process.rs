@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use tollgate_core::{Clock, CounterStore, SystemClock, TimeDelta, Timestamp};
 use tollgate_engine::{Check, Decision, Ended, Limiter, PermitGuard, WorkerPermit};
+use tollgate_http::identity::DomainEndpoints;
 use tollgate_http::response::{DecisionSummary, ResponseConfig};
 use tollgate_http::traceparent;
 use tollgate_rules::{Options, Ruleset, Source};
@@ -19,6 +20,7 @@ pub struct InProcess<S> {
     responses: ResponseConfig,
     /// Name of the service among those that shed load.
     upstream: String,
+    endpoints: Arc<DomainEndpoints>,
 }
 
 impl<S> fmt::Debug for InProcess<S> {
@@ -29,8 +31,13 @@ impl<S> fmt::Debug for InProcess<S> {
 
 impl<S> Clone for InProcess<S> {
     fn clone(&self) -> Self {
-        let (limiter, answers) = (Arc::clone(&self.limiter), self.responses.clone());
-        Self { limiter, domain: self.domain.clone(), responses: answers, upstream: self.upstream.clone() }
+        Self {
+            limiter: Arc::clone(&self.limiter),
+            domain: self.domain.clone(),
+            responses: self.responses.clone(),
+            upstream: self.upstream.clone(),
+            endpoints: Arc::clone(&self.endpoints),
+        }
     }
 }
 
@@ -74,7 +81,12 @@ impl<S: CounterStore + 'static> InProcess<S> {
     #[must_use]
     pub fn new(limiter: Arc<Limiter<S>>, domain: &str) -> Self {
         let (domain, upstream) = (domain.to_owned(), "service".to_owned());
-        Self { limiter, domain, responses: ResponseConfig::default(), upstream }
+        Self { limiter, domain, responses: ResponseConfig::default(), upstream, endpoints: Arc::default() }
+    }
+
+    /// Resolves the endpoint of an identified request by the active rules.
+    pub(crate) fn with_endpoint(&self, ask: CheckRequest) -> CheckRequest {
+        ask.with_endpoint(|target, path| self.endpoints.resolve(&self.limiter, &self.domain, target, path))
     }
 
     /// With other answers than the usual ones.
@@ -101,6 +113,7 @@ impl<S: CounterStore + 'static> InProcess<S> {
 
 impl<S: CounterStore + 'static> Decider for InProcess<S> {
     async fn decide(&self, ask: CheckRequest) -> LayerDecision {
+        let ask = self.with_endpoint(ask);
         let (cost, limiter) = (ask.engine_cost(), &self.limiter);
         let began = limiter.clock().now();
         let parent = ask.traceparent.as_ref().filter(|_| limiter.is_traced());

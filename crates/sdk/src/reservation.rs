@@ -71,6 +71,7 @@ impl<S: CounterStore + 'static> InProcess<S> {
         request: &CheckRequest,
         ttl: Duration,
     ) -> Result<Reservation<S>, ReservationError> {
+        let request = self.with_endpoint(request.clone());
         let entries = request.entries();
         let descriptors = descriptors(&entries);
         let check = Check {

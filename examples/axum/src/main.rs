@@ -27,9 +27,7 @@ descriptors:
 
 /// The service: two handlers and one layer.
 fn app() -> Result<Router, Box<dyn Error>> {
-    let routes = ["POST /login", "GET /report/{id}"].map(str::to_owned).to_vec();
-    let settings = IdentityConfig { routes, ..IdentityConfig::default() };
-    let who = IdentityResolver::new(&settings)?;
+    let who = IdentityResolver::new(&IdentityConfig::default())?;
     let limits = InProcess::from_rules(RULES, "shop")?;
     let time = Arc::clone(limits.limiter());
     // A request that servers read differently (a dot segment, two keys) is refused by the layer.

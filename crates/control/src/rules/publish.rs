@@ -165,6 +165,18 @@ impl RuleManager {
             return Err(PublishError::FromFiles);
         }
         validate_reason(reason)?;
+        // Otherwise this node, and those like it, would keep the present rules, and others take the former ones.
+        if let Some(former) = self.control.rule_revision(to).await? {
+            let (sources, options) = (former.sources(), self.options.clone());
+            let loaded =
+                tokio::task::spawn_blocking(move || Ruleset::load(&sources, &options).map(drop)).await;
+            if let Ok(Err(errors)) = loaded {
+                return Err(PublishError::Malformed(
+                    "to",
+                    format!("cannot be loaded by this node: {errors}"),
+                ));
+            }
+        }
         let rev = self.control.roll_back_rules(to, None, reason, actor).await?;
         self.activate_latest().await;
         Ok(rev)

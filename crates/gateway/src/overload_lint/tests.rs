@@ -45,6 +45,28 @@ overload:
     }
 }
 
+/// A rule that no request of the gateway can meet.
+#[test]
+fn endpoints_of_rules_that_no_route_takes_are_named() {
+    let rules = "
+domain: d
+descriptors:
+  - {key: endpoint, value: POST /v1/a, limit: 1/hour}
+  - {key: endpoint, value: 'GET /{version}/a', limit: 1/hour}
+  - {key: endpoint, value: 'GET /v1/*', limit: 1/hour}
+  - {key: endpoint, value: 'GET *', limit: 1/hour}
+  - {key: endpoint, value: POST /v2/a, limit: 1/hour}
+  - {key: endpoint, value: 'GET /v2/{id}', limit: 1/hour}
+  - {key: endpoint, value: 'POST /get/{id}', limit: 1/hour}
+";
+    let routes = "[{path: '/v1/{*rest}', upstream: api, domain: d}, {path: /get/all, methods: [GET], upstream: api, domain: d}]";
+    let found = found(&[rules], routes);
+    assert_eq!(found.len(), 3, "{found:#?}");
+    for (warning, named) in found.iter().zip(["`GET /v2/{id}`", "`POST /get/{id}`", "`POST /v2/a`"]) {
+        assert!(warning.contains(named), "{warning}");
+    }
+}
+
 #[test]
 fn one_upstream_with_two_limits_is_named() {
     let rules = |name: &str| format!("domain: {name}\noverload: {{workers: {{limit: 1}}}}\n");

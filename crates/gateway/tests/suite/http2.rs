@@ -55,6 +55,23 @@ async fn text(mut body: h2::RecvStream) -> Result<String, h2::Error> {
     Ok(String::from_utf8_lossy(&whole).into_owned())
 }
 
+/// What rules name is the same endpoint by both versions of HTTP.
+#[test]
+fn rules_on_endpoints_hold_on_streams() {
+    let rules =
+        "domain: d\ndescriptors:\n  - {key: endpoint, value: 'GET /v1/{id}', name: v1, limit: 1/hour}\n";
+    let origin = Origin::start();
+    let gateway = Gateway::start(rules, &plain(origin.address, ""));
+    runtime().block_on(async {
+        let (send, _serving) = connect(gateway.address(), 65_535).await;
+        let mut statuses = Vec::new();
+        for path in ["/v1/a", "/v1/b", "/v2/b"] {
+            statuses.push(exchange(&send, get(path)).await.expect("an answer").status().as_u16());
+        }
+        assert_eq!(statuses, [200, 429, 200]);
+    });
+}
+
 /// A client that does not read its responses must not block others, however active its connection is otherwise.
 #[test]
 fn answers_that_are_not_read_are_given_up() {

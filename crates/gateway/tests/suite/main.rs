@@ -3,6 +3,7 @@
 mod access_log;
 mod bad_input;
 mod connections;
+mod endpoints;
 mod fast_path;
 #[path = "../harness/mod.rs"]
 mod harness;

@@ -107,10 +107,11 @@ pub enum ForwardedBy {
 }
 
 /// The endpoint of a request that matches no route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unmatched {
     /// `GET other`: one endpoint per method.
+    #[default]
     Other,
     /// `GET /the/path`: an unbounded number of endpoints. For rules that name their endpoints.
     Path,

@@ -9,6 +9,7 @@
 //! | `claims` | headers in which a client claims another address, path or method |
 //! | `jwt` | the user from a JSON Web Token; `jwks` has the keys, `verified_cache` the verified tokens |
 //! | `endpoints` | the endpoint as a template: `/users/1` and `/users/2` are the same |
+//! | `domain_endpoints` | the same for programs that embed the limiter |
 //! | `path`, `host` | the canonical form of a path or a host, or a refusal |
 //! | `secret_leak` | detects secrets in a path, for logs |
 //!
@@ -38,6 +39,7 @@ mod api_key;
 mod claims;
 mod config;
 mod credential;
+mod domain_endpoints;
 mod endpoints;
 mod host;
 mod jwks;
@@ -52,6 +54,8 @@ pub use config::{
     ApiKeyConfig, ForwardedBy, IdentityConfig, IdentityConfigError, JwtConfig, Network, OriginalRequest,
     Overrides, PathCase, PathEscapes, Unmatched, Unreadable,
 };
+pub use domain_endpoints::{DomainEndpoints, EndpointTarget};
+pub use endpoints::{EndpointMatcher, EndpointSettings};
 pub use host::canonical_host;
 pub use jwt::JwtVerifier;
 pub use path::{PathError, PathRules};
@@ -61,7 +65,6 @@ use crate::headers::HeaderLookup;
 use crate::value;
 use address::Address;
 use api_key::ApiKeyReader;
-use endpoints::EndpointMatcher;
 use http::header::{HOST, HeaderMap, HeaderName};
 use http::{Method, StatusCode, Uri};
 use smallvec::SmallVec;
@@ -102,6 +105,7 @@ pub struct IdentityResolver {
     key: ApiKeyReader,
     jwt: Option<Arc<JwtVerifier>>,
     endpoints: EndpointMatcher,
+    endpoint_settings: Arc<EndpointSettings>,
     paths: PathRules,
     unreadable: Unreadable,
     overrides: Overrides,
@@ -254,8 +258,18 @@ impl IdentityResolver {
 
     /// Like [`Self::with_endpoints`], with a verifier that other resolvers of the same settings share.
     pub fn sharing<'e>(
-        settings: &'e IdentityConfig,
+        settings: &IdentityConfig,
         named: impl IntoIterator<Item = &'e str>,
+        tokens: Option<Arc<JwtVerifier>>,
+    ) -> Result<Self, IdentityConfigError> {
+        let endpoints = EndpointMatcher::new(&EndpointSettings::new(settings), named, &[], [])?;
+        Self::with_matcher(settings, endpoints, tokens)
+    }
+
+    /// Creates a resolver with a matcher of endpoints.
+    pub fn with_matcher(
+        settings: &IdentityConfig,
+        endpoints: EndpointMatcher,
         tokens: Option<Arc<JwtVerifier>>,
     ) -> Result<Self, IdentityConfigError> {
         let mapped = |map: &std::collections::BTreeMap<String, String>, only_trusted| {
@@ -271,13 +285,13 @@ impl IdentityResolver {
         };
         let mut headers = mapped(&settings.trusted_headers, true)?;
         headers.extend(mapped(&settings.headers, false)?);
-        let paths = PathRules::new(settings);
         Ok(Self {
             address: Address::new(settings)?,
             key: ApiKeyReader::new(&settings.api_key)?,
             jwt: tokens,
-            endpoints: EndpointMatcher::new(&settings.routes, named, settings.unmatched, paths)?,
-            paths,
+            endpoints,
+            endpoint_settings: Arc::new(EndpointSettings::new(settings)),
+            paths: PathRules::new(settings),
             unreadable: settings.unreadable,
             overrides: settings.overrides,
             original: settings.original,
@@ -285,10 +299,16 @@ impl IdentityResolver {
         })
     }
 
-    /// Returns the attribute `endpoint` of requests to a path; `None` if it is the path itself.
+    /// Returns what the endpoint of a request depends on, for [`DomainEndpoints`].
     #[must_use]
-    pub fn endpoint(&self, method: &str, path: &str) -> Option<&str> {
-        self.endpoints.endpoint(method, path)
+    pub fn endpoint_target(&self, method: &Method) -> EndpointTarget {
+        EndpointTarget { settings: Arc::clone(&self.endpoint_settings), method: method.clone() }
+    }
+
+    /// Returns the matcher of endpoints.
+    #[must_use]
+    pub const fn endpoints(&self) -> &EndpointMatcher {
+        &self.endpoints
     }
 
     /// Returns whether the peer is a trusted proxy.
@@ -319,8 +339,21 @@ impl IdentityResolver {
         request: &RequestView<'r, impl HeaderLookup>,
         now: Timestamp,
     ) -> Result<ResolvedCaller<'r>, AmbiguousIdentity> {
+        self.resolve_routed(request, self.lookup(), now)
+    }
+
+    /// Like [`Self::resolve_direct`], where `endpoint` returns the endpoint of a method and canonical path.
+    ///
+    /// # Errors
+    /// Servers would read the request differently; respond with the error's status.
+    pub fn resolve_routed<'r>(
+        &'r self,
+        request: &RequestView<'r, impl HeaderLookup>,
+        endpoint: impl FnOnce(&'r str, &str) -> Option<&'r str>,
+        now: Timestamp,
+    ) -> Result<ResolvedCaller<'r>, AmbiguousIdentity> {
         let is_trusted = self.trusts(request.peer);
-        self.resolve(request, &request.target(), is_trusted, is_trusted, now)
+        self.resolve(request, &request.target(), (is_trusted, is_trusted), endpoint, now)
     }
 
     /// Like [`Self::resolve_direct`], for a layer in front of a service that sees all headers of the request.
@@ -333,7 +366,7 @@ impl IdentityResolver {
         now: Timestamp,
     ) -> Result<ResolvedCaller<'r>, AmbiguousIdentity> {
         self.refuse_aliases(request.headers)?;
-        self.resolve(request, &request.target(), self.trusts(request.peer), true, now)
+        self.resolve(request, &request.target(), (self.trusts(request.peer), true), self.lookup(), now)
     }
 
     /// Resolves the caller of the original request that a proxy describes; `prefix` is the path of the check endpoint.
@@ -378,7 +411,7 @@ impl IdentityResolver {
             }
             target = described;
         }
-        self.resolve(request, &target, is_trusted, is_trusted, now)
+        self.resolve(request, &target, (is_trusted, is_trusted), self.lookup(), now)
     }
 
     /// Refuses headers such as `X_Api_Key`: where headers become variables (CGI, WSGI, PHP) every character except letters
@@ -422,13 +455,17 @@ impl IdentityResolver {
         })
     }
 
+    fn lookup<'r>(&'r self) -> impl FnOnce(&'r str, &str) -> Option<&'r str> {
+        |method, path| self.endpoints.endpoint(method, path)
+    }
+
     /// Resolves the caller of `target`; with `has_claims`, its upstream sees the request's claims.
     fn resolve<'r>(
         &'r self,
         request: &RequestView<'r, impl HeaderLookup>,
         target: &RequestTarget<'r>,
-        is_trusted: bool,
-        has_claims: bool,
+        (is_trusted, has_claims): (bool, bool),
+        endpoint: impl FnOnce(&'r str, &str) -> Option<&'r str>,
         now: Timestamp,
     ) -> Result<ResolvedCaller<'r>, AmbiguousIdentity> {
         count();
@@ -440,7 +477,7 @@ impl IdentityResolver {
         if has_claims && self.overrides == Overrides::Refuse {
             claims::check(request.headers, &self.endpoints, self.paths, (method, &path))?;
         }
-        match self.endpoints.endpoint(method, &path) {
+        match endpoint(method, &path) {
             Some(endpoint) => caller.add("endpoint", endpoint),
             None => caller.add("endpoint", format!("{method} {path}")),
         }

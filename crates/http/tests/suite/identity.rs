@@ -282,8 +282,10 @@ fn paths_are_mapped_to_their_templates() {
 /// A rule on an endpoint without a route would never match, without any warning.
 #[test]
 fn endpoints_that_rules_name_are_routes_too() {
-    let settings = settings("{routes: ['/users/{id}', 'GET /same/{id}']}");
+    let settings = settings("{routes: ['/users/{id}', 'GET /same/{id}', '/{*rest}']}");
     let named = [
+        "GET /api/*",
+        "GET /a*b/*",
         "POST /login",
         "GET /users/me",
         "GET /same/{name}",
@@ -297,9 +299,11 @@ fn endpoints_that_rules_name_are_routes_too() {
     for (path, endpoint) in [
         ("/users/7", "GET /users/{id}"),
         ("/users/me", "GET /users/me"),
-        ("/same/7", "GET /same/{id}"),
-        ("/login", "GET other"),
-        ("/bare", "GET other"),
+        ("/same/7", "GET /same/{name}"),
+        ("/login", "GET /{*rest}"),
+        ("/bare", "GET /{*rest}"),
+        ("/api/7/8", "GET /api/{*rest}"),
+        ("/api", "GET /{*rest}"),
     ] {
         assert_eq!(one(&resolver, "192.0.2.1", path, &[], "endpoint").as_deref(), Some(endpoint), "{path}");
     }

@@ -335,10 +335,10 @@ fn an_explanation_has_the_priority_the_guarantee_and_what_is_shed_before() {
 }
 
 #[test]
-fn endpoints_of_priorities_are_named_values() {
+fn endpoints_of_priorities_are_named() {
     let rules = load(ISSUE);
     let domain = rules.domain("api").expect("the domain");
-    assert_eq!(domain.named_values("endpoint").collect::<Vec<_>>(), ["POST /v1/charges"]);
+    assert_eq!(domain.endpoints().collect::<Vec<_>>(), ["POST /v1/charges"]);
 }
 
 #[test]

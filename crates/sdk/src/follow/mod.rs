@@ -127,6 +127,8 @@ impl Follower {
         let quotas = FollowedQuotas::new(Arc::clone(&self.replica), Arc::clone(&self.task));
         let limiter = engine(rules).with_quotas(Arc::new(quotas)).with_measures(self.replica.measures());
         let limiter = Arc::new(limiter);
+        // The last rules with the domain stay active rather than none.
+        self.replica.required.add("this program", domain);
         self.replica.add_limiter(&limiter);
         Ok(InProcess::new(limiter, domain))
     }

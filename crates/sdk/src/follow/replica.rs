@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tollgate_core::{Clock, CounterStore, SystemClock, Timestamp};
 use tollgate_engine::{ActiveMeasures, CallerQuota, Check, Limiter, QuotaProvider};
 use tollgate_replica::{CounterHasher, KeyHasher, QuotaTable, ReplicaState, ReplicatedRules};
-use tollgate_rules::{Options, Ruleset};
+use tollgate_rules::{Options, RequiredDomains, Ruleset};
 use tollgate_store::LeasedStore;
 
 /// Replaces the rules of a limiter; returns whether it still exists.
@@ -19,6 +19,8 @@ type Target = Box<dyn Fn(&Arc<Ruleset>) -> bool + Send + Sync>;
 /// The state in this process.
 pub(super) struct Replica {
     pub(super) installation: String,
+    /// Domains that limits of this process decide by.
+    pub(super) required: RequiredDomains,
     hasher: KeyHasher,
     clock: SystemClock,
     quotas: ArcSwap<QuotaTable>,
@@ -46,6 +48,7 @@ impl Replica {
             move |api_key: &str| hasher.hash(api_key).table_hash()
         };
         let replica = Self {
+            required: options.required_domains.clone(),
             installation: state.installation.clone(),
             quotas: ArcSwap::from_pointee(QuotaTable::new(hasher.clone())),
             hasher,

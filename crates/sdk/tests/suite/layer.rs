@@ -363,6 +363,41 @@ async fn callers_are_identified_by_the_rules_of_the_gateway() {
     }
 }
 
+/// A rule on an endpoint that no setting lists, also one that is published later.
+#[tokio::test]
+async fn endpoints_that_rules_name_are_known_to_the_layer() {
+    let rules = |path: &str| {
+        format!(
+            "{{domain: d, descriptors: [{{key: endpoint, value: 'POST {path}', limit: 1/hour}}, {{key: endpoint, value: 'PURGE {path}', limit: 1/hour}}]}}"
+        )
+    };
+    let decider = InProcess::from_rules(&rules("/login"), "d").expect("rules");
+    let limiter = Arc::clone(decider.limiter());
+    let settings = IdentityConfig { routes: vec!["/{*rest}".to_owned()], ..IdentityConfig::default() };
+    let identity = IdentityResolver::new(&settings).expect("settings");
+    let layer = TollgateLayer::new(decider, move |head: &Parts| {
+        let peer = std::net::Ipv4Addr::new(192, 0, 2, 1).into();
+        CheckRequest::identified(&identity, peer, head, tollgate_core::Timestamp::ZERO)
+    });
+    let service = layer.layer(service_fn(async |_: Request<Full<Bytes>>| {
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from("hello"))))
+    }));
+    let status = async |line: &str| {
+        let (method, path) = line.split_once(' ').expect("a line");
+        let request = Request::builder().method(method).uri(path).body(Full::<Bytes>::default());
+        service.clone().oneshot(request.expect("a request")).await.expect("a response").status().as_u16()
+    };
+    let twice = async |line: &str| [status(line).await, status(line).await];
+    assert_eq!(twice("POST /login").await, [200, 429]);
+    assert_eq!(twice("PURGE /login").await, [200, 429]);
+    assert_eq!(twice("POST /token/17").await, [200, 200]);
+    let source = tollgate_rules::Source::new("rules", rules("/token/{id}"));
+    let changed =
+        tollgate_rules::Ruleset::load(&[source], &tollgate_rules::Options::default()).expect("rules");
+    limiter.replace_rules(Arc::new(changed));
+    assert_eq!(twice("POST /token/17").await, [200, 429]);
+}
+
 /// A service that cannot take more sheds with 503; critical requests go before others.
 #[tokio::test]
 async fn the_layer_sheds_by_priority() {

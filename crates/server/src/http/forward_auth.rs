@@ -11,6 +11,7 @@
 
 use super::App;
 use super::check::reject_malformed;
+use super::forward_domain::ForwardDomain;
 use super::identities::Identities;
 use super::problem::Problem;
 use super::request::Request;
@@ -64,7 +65,7 @@ impl Default for ForwardAuthConfig {
 pub struct ForwardAuth {
     /// Also for the request heads of `/v1/check`.
     pub(crate) identities: Identities,
-    domain: Option<String>,
+    domain: Arc<ForwardDomain>,
     accel_redirect: Option<HeaderValue>,
     max_delay: TimeDelta,
     delayed: DelayQueue,
@@ -105,7 +106,7 @@ impl ForwardAuth {
         }
         Ok(Self {
             identities: Identities::new(identity)?,
-            domain: settings.domain.clone(),
+            domain: Arc::new(ForwardDomain::new(settings.domain.clone())),
             accel_redirect: location.transpose()?,
             max_delay: TimeDelta::from_micros(settings.max_delay_ms * 1_000),
             delayed: DelayQueue::new(settings.max_delayed),
@@ -117,44 +118,26 @@ impl ForwardAuth {
     /// # Errors
     /// Returns [`ForwardAuthError::UnknownDomain`] if it is not.
     pub fn check_domain(&self, rules: &Ruleset) -> Result<(), ForwardAuthError> {
-        match &self.domain {
+        self.domain.follow(rules);
+        match self.domain.configured() {
             Some(domain) if rules.domain(domain).is_none() => Err(ForwardAuthError::UnknownDomain {
-                domain: domain.clone(),
+                domain: domain.to_owned(),
                 loaded: rules.domains().map(tollgate_rules::Domain::name).collect::<Vec<_>>().join(", "),
             }),
             _ => Ok(()),
         }
     }
 
+    /// Returns the domain, to tell it of new rules and to show it.
+    #[must_use]
+    pub fn domain(&self) -> Arc<ForwardDomain> {
+        Arc::clone(&self.domain)
+    }
+
     /// Returns the JWT verifier, for the task that reloads its keys.
     #[must_use]
     pub fn tokens(&self) -> Option<Arc<JwtVerifier>> {
         self.identities.tokens()
-    }
-}
-
-impl ForwardAuth {
-    /// Returns the domain whose rules apply. A configured domain that the active rules no longer have is an error: its
-    /// requests would have no limits.
-    fn domain<'r>(&'r self, rules: &'r Ruleset) -> Result<&'r str, Problem> {
-        let mut all = rules.domains().map(tollgate_rules::Domain::name);
-        match (&self.domain, all.next(), all.next()) {
-            (Some(domain), ..) if rules.domain(domain).is_some() => Ok(domain),
-            (Some(domain), ..) => Err(Problem::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "Unknown domain",
-                format!(
-                    "the active rules have no domain `{domain}`; set `forward_auth: {{domain: NAME}}` to one that they \
-                     have, or load rules for it"
-                ),
-            )),
-            (None, Some(domain), None) => Ok(domain),
-            _ => Err(Problem::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "No domain",
-                "no domain is selected; set `forward_auth: {domain: NAME}` to one of the loaded domains",
-            )),
-        }
     }
 }
 
@@ -189,7 +172,7 @@ pub(crate) async fn handle<S: CounterStore + 'static>(
 ) -> Result<RawResponse, Problem> {
     let identities = &app.forward_auth.identities;
     let active = identities.active(&app.limiter);
-    let domain = app.forward_auth.domain(&active.rules)?;
+    let domain = app.forward_auth.domain.domain(&active.rules)?.name();
     let view = request_view(request);
     let resolver = identities.resolver(&active, domain)?;
     let caller = resolver.resolve_forwarded(&view, PATH, now).map_err(|error| Problem::identity(&error))?;

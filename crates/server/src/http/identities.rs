@@ -75,7 +75,7 @@ impl Identities {
         &self,
         domain: Option<&Domain>,
     ) -> Result<Arc<IdentityResolver>, IdentityConfigError> {
-        let named = domain.into_iter().flat_map(|domain| domain.named_values("endpoint"));
+        let named = domain.into_iter().flat_map(Domain::endpoints);
         IdentityResolver::sharing(&self.settings, named, self.tokens.clone()).map(Arc::new)
     }
 

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `POST /v1/check` | `check` | checks a request: 200 or 429, with the decision in the body |
 //! | `POST /v1/reserve`, `/v1/settle`, `/v1/cancel` | `reserve` | charges an estimate, then the actual cost |
-//! | `ANY /check`, `/check/*` | `forward_auth` | checks the request that a proxy describes |
+//! | `ANY /check`, `/check/*` | `forward_auth`, by `forward_domain` | checks the request that a proxy describes |
 //! | `POST /v1/signals` | `signals` | how a service is doing, for limits that follow it |
 //! | `POST /json` | `rls_json` | the JSON of Envoy's rate limit service |
 //! | `GET /healthcheck`, `ANY /json` | `ratelimit_service` | the paths of envoyproxy/ratelimit, in its place |
@@ -17,6 +17,7 @@
 mod check;
 mod decision;
 mod forward_auth;
+mod forward_domain;
 mod health;
 mod identities;
 mod pages;
@@ -30,6 +31,7 @@ mod signals;
 
 pub(crate) use decision::DecisionBody;
 pub use forward_auth::{ForwardAuth, ForwardAuthConfig, ForwardAuthError};
+pub use forward_domain::ForwardDomain;
 pub use pages::{Page, Pages, serve_pages};
 pub use request_head::{IdentifiedCaller, identify_head};
 pub(crate) use reserve::MAX_RESERVATION_MILLIS;

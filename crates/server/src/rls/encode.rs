@@ -1,17 +1,73 @@
-//! Encodes a decision as a rate limit response. A denial has the rule, the rules hash and the decision ID; the response
-//! for an allowed request stays small.
+//! Encodes a decision as a rate limit response: with the fields and the body of the HTTP response, which Envoy hands on to the
+//! caller, or without them under `profile: envoy`, whose service sends none.
+//!
+//! `X-RateLimit-Limit`, `-Remaining` and `-Reset` are not among the fields: Envoy writes them itself, by
+//! `enable_x_ratelimit_headers`, and would append its own to ours. Envoy also chooses the status, 429 for every denial, so a
+//! field and the metadata say which denials are a 503 everywhere else.
 
 use super::proto::envoy::config::core::v3::HeaderValue;
 use super::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit as WireUnit;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
+use http::header::{CONTENT_TYPE, HeaderName};
 use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, Struct, Value};
 use tollgate_core::{TimeDelta, Verdict};
 use tollgate_engine::{DecidedBy, Decision, LimitStatus, Origin};
+use tollgate_http::headers::HeaderSink;
+use tollgate_http::response::{
+    DecisionSummary, Disposition, LegacyHeaders, RequestScope, ResponseConfig, write_markers,
+};
 use tollgate_rules::{MatchKind, MetadataValue, RuleLimit, Unit};
 
-/// Returns the rate limit response for a decision.
+/// Returns the rate limit response with what an HTTP response of the same decision contains.
+#[must_use]
+pub fn full_response(
+    decision: &Decision,
+    responses: &ResponseConfig,
+    scope: Option<&RequestScope>,
+) -> RateLimitResponse {
+    let facts = DecisionSummary::from_decision(decision).with_scope(scope);
+    let mut fields = Fields(Vec::new());
+    let mut raw_body = Vec::new();
+    if let Some(media_type) = responses.write_body(&facts, &mut raw_body) {
+        fields.put(&CONTENT_TYPE, media_type.as_bytes());
+    }
+    let responses = ResponseConfig { legacy: LegacyHeaders::None, ..responses.clone() };
+    responses.write(&facts, decision.at, &mut fields);
+    if facts.disposition == Disposition::Unavailable {
+        fields.put(&ORIGIN, decision.origin.name().as_bytes());
+    }
+    let mut dynamic_metadata = metadata(decision);
+    if let Some(metadata) = dynamic_metadata.as_mut().filter(|_| !decision.is_allowed()) {
+        let status = Kind::StringValue(responses.status(&facts).as_str().to_owned());
+        metadata.fields.insert("status".to_owned(), Value { kind: Some(status) });
+    }
+    // The service behind Envoy serves a degraded response.
+    let mut markers = Fields(Vec::new());
+    write_markers(&facts, &mut markers);
+    RateLimitResponse {
+        response_headers_to_add: fields.0,
+        request_headers_to_add: markers.0,
+        raw_body,
+        dynamic_metadata,
+        ..plain_response(decision)
+    }
+}
+
+static ORIGIN: HeaderName = HeaderName::from_static("x-ratelimit-origin");
+
+/// Header fields of the protocol.
+struct Fields(Vec<HeaderValue>);
+
+impl HeaderSink for Fields {
+    fn put(&mut self, name: &HeaderName, value: &[u8]) {
+        let value = String::from_utf8_lossy(value).into_owned();
+        self.0.push(HeaderValue { key: name.as_str().to_owned(), value, raw_value: Vec::new() });
+    }
+}
+
+/// Returns the rate limit response for a decision, without what HTTP responses contain.
 pub fn response(decision: &Decision) -> RateLimitResponse {
     RateLimitResponse {
         response_headers_to_add: headers(decision),
@@ -53,7 +109,11 @@ fn descriptor(
     }
     // Where the store failed, the limit that could not be decided.
     let failed = decision.denying_limit().filter(|denying| usize::from(denying.descriptor) == at);
-    let Some(limit) = decision.tightest(at).or(failed).or_else(|| counted(decision, at)) else { return wire };
+    let Some(limit) = decision.tightest(at).or(failed).or_else(|| counted(decision, at)) else {
+        // No limit denied: a measure, which ends.
+        wire.duration_until_reset = decision.retry_after().map(whole_seconds);
+        return wire;
+    };
     let Some(RuleLimit { limit: facts, unit, .. }) = decision.limit(limit) else { return wire };
     let is_failed = limit.outcome.verdict == Verdict::Unknown;
     if is_failed || decision.is_over(limit) {
@@ -155,14 +215,6 @@ fn metadata(decision: &Decision) -> Option<Struct> {
     let mut text = |key: &str, value: String| {
         fields.insert(key.to_owned(), Value { kind: Some(Kind::StringValue(value)) });
     };
-    // The service cannot set the status of a response; a filter behind it can.
-    let denying = decision.denied_by.filter(|_| decision.origin != Origin::FailClosed && !decision.is_shed());
-    if let Some(DecidedBy::Rule(id)) = denying
-        && let Some(response) = decision.rules().rule(id).and_then(|rule| rule.response.as_ref())
-        && let Some(status) = response.status
-    {
-        text("response_status", status.to_string());
-    }
     if decision.delay() > TimeDelta::ZERO {
         text("delay_ms", decision.delay().ceil_millis().to_string());
     }

@@ -36,6 +36,7 @@ use tollgate_core::CounterStore;
 use tollgate_engine::{Check, CheckInput, Decision, Limiter, TraceContext};
 use tollgate_http::response::{RequestScope, ResponseConfig};
 use tollgate_http::value::MAX_VALUE;
+use tollgate_rules::Profile;
 
 /// Handles one request, which may be part of a trace.
 ///
@@ -45,10 +46,21 @@ pub async fn handle<S: CounterStore>(
     limiter: &Limiter<S>,
     request: &RateLimitRequest,
     trace: Option<&TraceContext>,
-    style: &ResponseStyle,
+    (style, responses): (&ResponseStyle, &ResponseConfig),
 ) -> Result<RateLimitResponse, RlsError> {
     let decision = style.decide(limiter, "rls", request, trace).await?;
-    Ok(style.response(request, &decision))
+    let is_own = || {
+        let domain = decision.rules().domain(&request.domain);
+        domain.is_none_or(|domain| domain.profile() != Profile::Envoy)
+    };
+    Ok(match style {
+        ResponseStyle::Own if is_own() => {
+            let is_reported = !decision.is_allowed() || responses.bucket;
+            let scope = is_reported.then(|| scope(responses, request, &decision)).flatten();
+            full_response(&decision, responses, scope.as_deref())
+        }
+        ResponseStyle::Own | ResponseStyle::Service { .. } => style.response(request, &decision),
+    })
 }
 
 /// Decides one request that was received via the protocol `protocol`, without encoding the response.
@@ -68,7 +80,7 @@ pub async fn decide<S: CounterStore>(
     Ok(limiter.check(&check.with_protocol(protocol).with_trace(trace)).await)
 }
 
-pub use encode::response;
+pub use encode::{full_response, response};
 
 /// Returns what to report about the request of a decision; see [`ResponseConfig::scope`].
 pub(crate) fn scope(
@@ -132,8 +144,13 @@ descriptors:
             let descriptors = entries.iter().map(descriptor).collect();
             let request = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 };
             properties(&request);
-            let response = pollster::block_on(handle(&limiter, &request, None, &ResponseStyle::default()))
-                .expect("a response");
+            let response = pollster::block_on(handle(
+                &limiter,
+                &request,
+                None,
+                (&ResponseStyle::Own, &ResponseConfig::default()),
+            ))
+            .expect("a response");
             response.statuses.iter().map(|status| status.code == 2).collect::<Vec<_>>()
         };
         let [long, other] = ["a", "b"].map(|last| format!("{}{last}", "v".repeat(50_000)));
@@ -160,7 +177,12 @@ descriptors:
             let limit = Some(RateLimitOverride { requests_per_unit: 1, unit });
             let descriptors = vec![RateLimitDescriptor { entries, limit, ..RateLimitDescriptor::default() }];
             let request = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 };
-            pollster::block_on(handle(&limiter, &request, None, &ResponseStyle::default()))
+            pollster::block_on(handle(
+                &limiter,
+                &request,
+                None,
+                (&ResponseStyle::Own, &ResponseConfig::default()),
+            ))
         };
         for code in [1, 2] {
             let status = request(WEEK).expect("a response").statuses.remove(0);

@@ -1,6 +1,7 @@
 //! The gRPC server: the rate limit service, with the quota service and the standard health and reflection services.
 
 use super::codec;
+use super::health::NamedHealth;
 use super::listener::{GrpcListener, Socket};
 use super::proto::DESCRIPTORS;
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
@@ -24,6 +25,7 @@ use tonic::Status;
 use tonic::metadata::MetadataMap;
 use tonic::server::NamedService;
 use tonic::service::Routes;
+use tonic_health::pb::health_server::HealthServer;
 
 /// Settings of the gRPC server.
 #[derive(Clone, Debug)]
@@ -40,7 +42,7 @@ pub struct RlsConfig {
     pub message_bytes: usize,
     /// Maximum number of concurrent requests per connection.
     pub streams: u32,
-    /// Settings of the HTTP responses that the Rust SDK requests.
+    /// Settings of the fields and the body that callers get.
     pub responses: ResponseConfig,
     /// What responses contain beside their statuses.
     pub style: ResponseStyle,
@@ -153,7 +155,10 @@ impl<S: CounterStore + 'static> Unary for Service<S> {
             Some(metadata) => {
                 Box::pin(sdk_extension::handle(&self.0, &self.1, &message, metadata, trace.as_ref())).await
             }
-            None => super::handle(&self.0, &message, trace.as_ref(), &self.2).await.map_err(Status::from),
+            None => {
+                let how = (&self.2, &self.1);
+                super::handle(&self.0, &message, trace.as_ref(), how).await.map_err(Status::from)
+            }
         };
         if response.is_ok() {
             self.0.record_latency("rls", 1, self.0.clock().now().since(began));
@@ -173,10 +178,8 @@ pub async fn serve<S: CounterStore + 'static>(
     config: RlsConfig,
     drain: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let (health, health_service) = tonic_health::server::health_reporter();
-    let names = config.health;
-    let services = [NAME, QuotaServer::NAME];
-    names.begin(&health, &services).await;
+    let health = NamedHealth::new(config.health, &[NAME, QuotaServer::NAME]).await;
+    let health_service = HealthServer::new(health.clone());
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
@@ -188,11 +191,11 @@ pub async fn serve<S: CounterStore + 'static>(
     let drained = async move {
         tokio::select! {
             () = drain => {}
-            () = names.follow(&health) => {}
+            () = health.follow() => {}
         }
         // Quota streams never end by themselves.
         stop.send_replace(true);
-        names.end(&health, &services).await;
+        health.end().await;
     };
     let slots = config.budget.port(PortLimits {
         guaranteed: config.guaranteed,

@@ -5,7 +5,7 @@ use crate::harness::memory;
 use std::sync::Arc;
 use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::{Decision, Limiter};
-use tollgate_http::response::DecisionSummary;
+use tollgate_http::response::{DecisionSummary, ResponseConfig};
 use tollgate_rules::{Options, Ruleset, Source};
 use tollgate_server::rls;
 use tollgate_server::rls::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -135,8 +135,9 @@ descriptors: [{key: live, limit: 1/hour, response: {status: 403}}]
 ",
     );
     let status = |decision: &Decision| {
-        let fields = rls::response(decision).dynamic_metadata.unwrap_or_default().fields;
-        fields.get("response_status").and_then(|value| value.kind.clone())
+        let fields = rls::full_response(decision, &ResponseConfig::default(), None).dynamic_metadata;
+        let fields = fields.unwrap_or_default().fields;
+        fields.get("status").and_then(|value| value.kind.clone())
     };
     assert_eq!(status(&decide(&[&["live"]])), None);
     let expected = Some(prost_types::value::Kind::StringValue("403".to_owned()));

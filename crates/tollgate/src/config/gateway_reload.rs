@@ -44,7 +44,9 @@ impl GatewayReload {
 
     fn reload(&self) {
         let changed = Config::new(&self.flags).and_then(|config| {
-            self.gateway.reload(&config.gateway()?).map_err(anyhow::Error::msg)?;
+            let section = config.gateway()?;
+            self.gateway.reload(&section).map_err(anyhow::Error::msg)?;
+            section.require_domains(&self.started.more_rule_options.required_domains);
             Ok(config)
         });
         match changed {

@@ -32,7 +32,7 @@ use tollgate_http::identity::{IdentityConfig, IdentityResolver};
 use tollgate_http::problem::Problem;
 use tollgate_http::tls::{ClientAuth, ServerTls, ServerTlsConfig};
 use tollgate_observe::{MetricsWriter, ProcessStatus};
-use tollgate_rules::{Options, Ruleset};
+use tollgate_rules::{Options, RequiredDomains, Ruleset};
 use tollgate_server::http;
 
 /// Default address of the admin listener.
@@ -261,7 +261,8 @@ impl AdminServer {
         let resolver = IdentityResolver::new(&self.identity).context("`identity`")?;
         let explainer = Arc::new(RequestExplainer {
             limiter: Arc::clone(&limiter),
-            options: self.rule_options,
+            // A draft may be of one domain only.
+            options: Options { required_domains: RequiredDomains::default(), ..self.rule_options },
             identity: self.identity,
         }) as Arc<dyn Explainer>;
         let overload = {

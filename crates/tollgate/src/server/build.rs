@@ -189,6 +189,10 @@ pub(crate) async fn build(config: &Config, unsaid: DefaultListeners) -> anyhow::
         }
     }
     let protocols = ProtocolServers::open(config, unsaid, &limiter.rules()).await?;
+    if config.service.is_none() {
+        protocols.forward_domain().require_in(&config.more_rule_options.required_domains);
+        status.watch_forward_domain(protocols.forward_domain());
+    }
     let durable = match DurableServer::new(&limiter, config, operators.control.as_ref()) {
         Some(server) => {
             let figures = Arc::clone(&server);

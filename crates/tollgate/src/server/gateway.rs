@@ -42,6 +42,7 @@ async fn serve(
     let built = build(&config, DefaultListeners::Closed).await?;
     let gateway = Gateway::bind_within(&section, Arc::clone(&built.limiter), open_files::budget());
     let gateway = gateway.map_err(anyhow::Error::msg).with_context(|| config.place())?;
+    section.require_domains(&config.more_rule_options.required_domains);
     let (handle, status) = (gateway.handle(), Arc::clone(&built.status));
     status.add_metrics(move |page| handle.metrics(page));
     let shutdown = shutdown_signal()?;

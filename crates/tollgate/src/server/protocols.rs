@@ -183,6 +183,11 @@ impl ProtocolServers {
         all.into_iter().filter_map(line).collect()
     }
 
+    /// Returns the domain by which `/check` decides.
+    pub(crate) fn forward_domain(&self) -> Arc<http::ForwardDomain> {
+        self.forward.domain()
+    }
+
     /// Returns the figures of quota streams.
     pub(crate) fn quota_stats(&self) -> rlqs::RlqsStats {
         self.quota_stats.clone()

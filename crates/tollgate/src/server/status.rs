@@ -20,6 +20,7 @@ use tollgate_control::{ActiveRules, ChangeEvent, ControlPlane, RuleManager};
 use tollgate_core::{Clock, SystemClock, Timestamp};
 use tollgate_engine::{Limiter, Origin};
 use tollgate_observe::{MetricsWriter, ProcessStatus, Telemetry, rfc3339};
+use tollgate_server::http::ForwardDomain;
 
 /// Maximum time that shutdown waits for the last decisions to be written.
 pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -44,6 +45,8 @@ pub(crate) struct ServerStatus {
     more: Mutex<Vec<MetricsSource>>,
     /// Control plane and rule manager, with a database.
     control: std::sync::OnceLock<(Arc<ControlPlane>, Arc<RuleManager>)>,
+    /// The domain of `/check`, unless this process is in the place of envoyproxy/ratelimit.
+    forward_domain: std::sync::OnceLock<Arc<ForwardDomain>>,
     /// Billing, with a database.
     billing: std::sync::OnceLock<BillingServer>,
     /// Health as envoyproxy/ratelimit has it, in its place.
@@ -95,6 +98,7 @@ impl ServerStatus {
             instead_of_files: Mutex::default(),
             more: Mutex::default(),
             control: std::sync::OnceLock::new(),
+            forward_domain: std::sync::OnceLock::new(),
             billing: std::sync::OnceLock::new(),
             service: config.service.as_ref().map(|service| ServiceHealth::new(service.health)),
             has_rules: AtomicBool::new(has_rules),
@@ -129,6 +133,11 @@ impl ServerStatus {
     /// Returns the state of the xDS stream, if rules come from one.
     pub(crate) fn xds(&self) -> Option<&Arc<XdsStatus>> {
         self.xds.as_ref()
+    }
+
+    /// Adds the domain by which `/check` decides, which stays the same when others are added.
+    pub(crate) fn watch_forward_domain(&self, domain: Arc<ForwardDomain>) {
+        let _ = self.forward_domain.set(domain);
     }
 
     /// Adds a source of metrics.
@@ -190,6 +199,9 @@ impl ServerStatus {
 
     /// Records that new rules took effect.
     pub(crate) fn reloaded(&self) {
+        if let Some(domain) = self.forward_domain.get() {
+            domain.follow(&self.limiter.rules());
+        }
         self.warn_without_database(self.control.get().is_some());
         self.warn_without_prometheus();
         self.reloads.fetch_add(1, Ordering::Relaxed);
@@ -282,6 +294,7 @@ impl ProcessStatus for ServerStatus {
                 "error": refused.get(&ReloadTarget::Rules).or(refused.get(&ReloadTarget::Xds)),
                 "last_good": self.instead().is_some(),
             },
+            "forward_auth": self.forward_domain.get().map(|domain| domain.details(&rules)),
             "keys": {"error": refused.get(&ReloadTarget::Keys)},
             "settings": {"error": refused.get(&ReloadTarget::Settings)},
             "open_files": open_files::details(),

@@ -19,4 +19,7 @@ for key in ("attacker-key", "friend-key", "customer"):
     request = rls_pb2.RateLimitRequest(domain="d", descriptors=[Descriptor(entries=[entry])])
     answer = stub.ShouldRateLimit(request, timeout=10)
     code = rls_pb2.RateLimitResponse.Code.Name(answer.overall_code)
-    print(json.dumps({"key": key, "code": code, "metadata": dict(answer.dynamic_metadata)}))
+    headers = {header.key: header.value for header in answer.response_headers_to_add}
+    wait = answer.statuses[0].duration_until_reset.seconds
+    metadata = dict(answer.dynamic_metadata)
+    print(json.dumps({"key": key, "code": code, "metadata": metadata, "headers": headers, "wait": wait}))

@@ -53,6 +53,9 @@ fn every_protocol_explains_emergency_denials() {
     let (blocked, exempt) = (&replies[0]["metadata"], &replies[1]["metadata"]);
     assert_eq!((&blocked["emergency"], &blocked["denied_by"]), (&json!(name), &json!(name)), "{transcript}");
     assert_eq!(blocked["origin"], "emergency", "{transcript}");
+    let wait: u64 = replies[0]["headers"]["retry-after"].as_str().expect("a time").parse().expect("seconds");
+    assert!((3_500..=3_600).contains(&wait), "until it ends: {transcript}");
+    assert_eq!(replies[0]["wait"], wait, "{transcript}");
     assert_eq!(exempt["emergency"], format!("emergency:{friend}"), "{transcript}");
     assert_eq!(exempt.get("denied_by"), None, "{transcript}");
     assert_eq!(replies[2]["metadata"].get("emergency"), None, "{transcript}");

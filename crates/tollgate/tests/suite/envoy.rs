@@ -157,7 +157,7 @@ fn limits_apply_and_explain_themselves_through_envoy() {
     assert_eq!(denied.header("x-ratelimit-remaining"), Some("0"));
     let reset: u64 = denied.header("x-ratelimit-reset").and_then(|text| text.parse().ok()).expect("a time");
     assert!((170..=180).contains(&reset), "a fifth of a quarter of an hour: {reset}");
-    assert_eq!(denied.header("retry-after"), denied.header("x-ratelimit-reset"));
+    says_what_other_integrations_say(&denied, reset);
     assert_eq!(service.served(), 5, "the service never saw it");
 
     // Another route is another limit; with a key, the key's is the tighter of two.
@@ -178,6 +178,61 @@ fn limits_apply_and_explain_themselves_through_envoy() {
     assert_eq!((&line["path"], &line["denied_by"]), (&json!("/login"), &json!("logins")), "{line}");
     assert_eq!(line["alert"], "brute-force", "{line}");
     assert_eq!(line["decision"].as_str().map(str::len), Some(32), "{line}");
+}
+
+/// A denial has the fields and the body of every other integration, each once.
+fn says_what_other_integrations_say(denied: &WebResponse, wait: u64) {
+    for name in ["ratelimit", "ratelimit-policy", "retry-after", "x-ratelimit-denied-by", "content-type"] {
+        let count = denied.headers.iter().filter(|(known, _)| known.eq_ignore_ascii_case(name)).count();
+        assert_eq!(count, 1, "{name} in {:?}", denied.headers);
+    }
+    assert_eq!(denied.header("retry-after"), Some(wait.to_string().as_str()));
+    assert_eq!(denied.header("ratelimit"), Some(format!("\"logins\";r=0;t={wait}").as_str()));
+    assert_eq!(denied.header("ratelimit-policy"), Some("\"logins\";q=5;w=900"));
+    assert_eq!(denied.header("content-type"), Some("application/problem+json"));
+    let body = denied.json();
+    assert_eq!((&body["retry_after"], &body["status"]), (&json!(wait), &json!(429)), "{body}");
+    assert_eq!(body["violated-policies"], json!(["logins"]), "{body}");
+}
+
+/// Whatever lines the filter has, and where Envoy writes the same.
+#[test]
+fn denials_explain_themselves_whatever_the_filter_sets() {
+    let rules = example("rules.yaml");
+    let server = Server::start(&["--rules", rules.to_str().expect("a plain path")]);
+    let service = Service::start();
+    let config = std::fs::read_to_string(example("envoy.yaml")).expect("the example");
+    let line = "enable_x_ratelimit_headers: DRAFT_VERSION_03";
+    assert_eq!(config.matches(line).count(), 1);
+    for lines in ["stat_prefix: plain", "enable_retry_after_header: true"] {
+        let edge = Edge::start_with(config.replace(line, lines), &server, &service);
+        let denied =
+            eventually("a denial", || Some(edge.get("/login", "")).filter(|answer| answer.status == 429));
+        let wait = denied.header("retry-after").and_then(|text| text.parse().ok()).expect("a time");
+        says_what_other_integrations_say(&denied, wait);
+        assert_eq!(denied.header("x-ratelimit-reset"), None);
+    }
+}
+
+/// The caller is not over a limit of its own, so it must not read that it is.
+#[test]
+fn rules_that_fail_closed_are_a_503_through_envoy() {
+    let folder = Folder::new();
+    let text = std::fs::read_to_string(example("rules.yaml")).expect("the example");
+    let path = folder
+        .write("rules.yaml", text.replace("limit: 5 per 15m", "limit: 5 per 15m\n        on_error: closed"));
+    // Nothing listens there.
+    let dead = format!("redis://{}", tollgate_testing::ports::free_address());
+    let server = Server::start(&["--rules", path.to_str().expect("a plain path"), "--store", &dead]);
+    let edge = Edge::start(&server, &Service::start());
+    let closed = edge.get("/login", "");
+    assert_eq!(closed.status, 503, "{:?}\n{}", closed.headers, closed.text());
+    assert_eq!(closed.header("x-ratelimit-origin"), Some("fail_closed"), "{:?}", closed.headers);
+    assert_eq!(closed.header("retry-after"), Some("1"));
+    assert_eq!(
+        (&closed.json()["status"], closed.header("x-ratelimit-denied-by")),
+        (&json!(503), Some("logins"))
+    );
 }
 
 /// A limit that is lowered in an incident bites at once, through connections that are already open.

@@ -11,6 +11,7 @@ mod connections;
 #[path = "../../../control/tests/databases/mod.rs"]
 mod databases;
 mod doctor;
+mod domains;
 mod drain;
 mod durable;
 mod emergency;

@@ -12,7 +12,7 @@ pub(super) const NETWORK_FILTER: &str = "envoy.extensions.filters.network.rateli
 /// The name that most configurations give the filter.
 const USUAL_NAME: &str = "envoy.filters.http.ratelimit";
 
-const HTTP_FIELDS: [&str; 17] = [
+const HTTP_FIELDS: [&str; 18] = [
     "domain",
     "stage",
     "request_type",
@@ -22,6 +22,7 @@ const HTTP_FIELDS: [&str; 17] = [
     "rate_limited_as_resource_exhausted",
     "rate_limit_service",
     "enable_x_ratelimit_headers",
+    "enable_retry_after_header",
     "disable_x_envoy_ratelimited_header",
     "rate_limited_status",
     "response_headers_to_add",
@@ -167,7 +168,7 @@ impl HttpFilter {
         if text(config, "enable_x_ratelimit_headers").unwrap_or("OFF") == "OFF" {
             report.note(
                 place,
-                "clients get no x-ratelimit headers; `enable_x_ratelimit_headers: DRAFT_VERSION_03` adds them",
+                "clients get RateLimit, Retry-After and a body, but no x-ratelimit headers; `enable_x_ratelimit_headers: DRAFT_VERSION_03` adds them",
             );
         }
     }
