@@ -33,7 +33,7 @@ fn rules_on_endpoints_hold_behind_any_route() {
     let origin = Origin::start();
     for section in [
         plain(origin.address, ""),
-        routes(origin.address, &["path: '/{version}/{*rest}'", "path: '/{any}'"]),
+        routes(origin.address, &["path: '/{version}/{*rest}'"]),
         routes(
             origin.address,
             &[

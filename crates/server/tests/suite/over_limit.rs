@@ -143,3 +143,35 @@ descriptors: [{key: live, limit: 1/hour, response: {status: 403}}]
     let expected = Some(prost_types::value::Kind::StringValue("403".to_owned()));
     assert_eq!(status(&decide(&[&["live"]])), expected);
 }
+
+/// What a caller behind Envoy gets is what every other caller gets; the service whose place `profile: envoy` takes sends nothing.
+#[test]
+fn rls_sends_the_fields_and_the_body_of_http_responses() {
+    let fields = |profile: &str| {
+        let rules = RULES.replace("PROFILE", profile);
+        let rules = Ruleset::load(&[Source::new("over.yaml", rules)], &Options::default()).expect("rules");
+        let limiter = Limiter::new(Arc::new(rules), memory(), Arc::new(SystemClock::new()) as Arc<dyn Clock>);
+        let entries = vec![Entry { key: "live".to_owned(), value: "v".to_owned() }];
+        let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
+        let request = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 1 };
+        let how = (&rls::ResponseStyle::Own, &ResponseConfig::default());
+        [(); 2].map(|()| {
+            let response =
+                pollster::block_on(rls::handle(&limiter, &request, None, how)).expect("a response");
+            let names = response.response_headers_to_add.into_iter().map(|header| header.key);
+            let body = String::from_utf8(response.raw_body).expect("text");
+            (names.collect::<Vec<_>>().join(" "), body)
+        })
+    };
+    let [(allowed, empty), (denied, body)] = fields("profile: native");
+    assert_eq!((allowed.as_str(), empty.as_str()), ("ratelimit-policy ratelimit", ""));
+    let expected =
+        "content-type ratelimit-policy ratelimit retry-after x-ratelimit-denied-by x-ratelimit-decision-id";
+    assert_eq!(denied, expected);
+    assert!(body.contains("quota-exceeded") && body.contains(r#""retry_after":3600"#), "{body}");
+    let [(allowed, empty), (denied, body)] = fields("profile: envoy");
+    assert_eq!(
+        (allowed + &empty + &body, denied.as_str()),
+        (String::new(), "x-ratelimit-denied-by x-ratelimit-decision-id")
+    );
+}

@@ -125,6 +125,22 @@ async fn what_operators_decide_reaches_the_process() {
     assert_eq!(follower.status().full_reads, 1, "changes alone were read");
 }
 
+/// An unknown domain has no limits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rules_without_the_domain_of_this_process_are_not_used() {
+    let rules = "domain: shop\ndescriptors:\n  - {key: user, limit: 2/hour}\n";
+    let place = Place::new();
+    let node = Operator::start(rules, &place.sqlite("domain"), &[]);
+    let (follower, limits) = follow(settings(node.admin)).await;
+    publish(&node, &rules.replace("shop", "store"));
+    let status = until(&follower, "an error", |status| status.rules_error.is_some()).await;
+    assert!(status.rules_error.is_some_and(|error| error.contains("`shop`")));
+    assert_eq!(passes(&limits, "user", "ann").await, 2, "not without a limit");
+    publish(&node, &rules.replace("2/hour", "3/hour"));
+    until(&follower, "the domain again", |status| status.rules_error.is_none()).await;
+    assert_eq!(passes(&limits, "user", "bob").await, 3);
+}
+
 /// A state that is still the same costs a response without a body; everything is compared now and then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_unchanged_is_not_read_again() {
