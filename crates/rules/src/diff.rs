@@ -60,12 +60,15 @@ impl Domain {
     pub(crate) fn rules_by_path(&self) -> impl Iterator<Item = (String, &Rule)> {
         let rules =
             self.tree.iter().enumerate().filter_map(|(i, node)| Some((u32::try_from(i).ok()?, node.rule?)));
-        rules.map(|(node, id)| {
-            let path = self.path(node);
-            let words: Vec<String> =
-                path.iter().map(|node| self.tree[*node as usize].element.to_string()).collect();
-            (words.join("/"), &self.rules[id as usize])
-        })
+        rules.map(|(node, id)| (self.path_text(node), &self.rules[id as usize]))
+    }
+
+    /// Returns the path of a node in words.
+    pub(crate) fn path_text(&self, node: u32) -> String {
+        let path = self.path(node);
+        let words: Vec<String> =
+            path.iter().map(|node| self.tree[*node as usize].element.to_string()).collect();
+        words.join("/")
     }
 }
 

@@ -12,7 +12,7 @@
 //! | `lint`, [`explain`](Explanation) | rules that can never apply; why a rule did or did not match |
 //! | `settings` | the effective settings of a rule |
 //! | [`diff`](RuleChange) | changes between two rule sets |
-//! | [`loosening`](Loosening) | what a new rule set no longer protects |
+//! | [`loosening`](Loosening), [`tightening`](Tightening) | what a new rule set no longer protects, or admits far less of |
 //! | [`metadata`](Metadata) | values that a rule returns to the proxy |
 //! | [`outline`](OutlineNode) | the descriptors of a domain, nested as in the file |
 //! | [`fleet_match`](FleetMatch) | where a request stands in the fleet's capacity when tenants share it |
@@ -55,6 +55,7 @@ mod sensitivity;
 mod settings;
 mod signal;
 mod suggest;
+mod tightening;
 mod tree;
 mod unit;
 mod yaml;
@@ -88,6 +89,7 @@ pub use ruleset::{Domain, Options, PermitRelease, Ruleset, Source};
 pub use sensitivity::{identifies_caller, may_be_secret};
 pub use signal::{Signal, SignalSource, UpstreamMeasure};
 pub use suggest::closest;
+pub use tightening::{Tightening, TighteningKind};
 pub use tree::GLOBAL;
 pub use unit::Unit;
 

@@ -14,8 +14,8 @@
 //! while the store is unavailable, show in no replay.
 
 mod comparison;
-mod probe;
-mod protection;
+pub(crate) mod probe;
+pub(crate) mod protection;
 
 use crate::rule::{Class, DescriptorMatch, Rule};
 use crate::ruleset::{Domain, Ruleset};
