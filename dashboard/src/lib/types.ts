@@ -12,6 +12,24 @@ export interface Override {
   requests_per_unit: number;
   unit: string;
   burst?: number;
+  /** In place of a rate. */
+  limit?: 'unlimited';
+  /** Whether it replaces the rule's limits of other periods too. */
+  replace?: 'all';
+}
+
+/** A caller's limits of one rule. */
+export interface LimitsInForce {
+  unlimited: boolean;
+  limits: { limit: number; count: number; window: string; algorithm: string; cost?: string; source: string; enforced?: boolean }[];
+}
+
+/** What a change of a quota would do. */
+export interface QuotaPreview {
+  rules: { domain: string; rule: string; descriptor: string; reference: string; before: LimitsInForce; after: LimitsInForce }[];
+  /** Why it needs a confirmation. */
+  confirm: string[];
+  warnings: string[];
 }
 
 export interface Quota {
@@ -267,6 +285,15 @@ export interface RuleList {
   next_before?: number | null;
 }
 
+/** The rule files of the node. */
+export interface RuleFilesState {
+  active_revision: string;
+  /** Changed files that wait for a confirmation. */
+  pending: { revision: string; reasons: string[] } | null;
+  /** How the files differ from the published rules, which are active in their place. */
+  drift: { rev: number; files_revision: string | null; error: string | null; diff: RuleChange[] } | null;
+}
+
 export interface TreeLimit {
   limit: string;
   role: string;
@@ -316,6 +343,9 @@ export interface Usage {
   api_key: string;
   domain?: string;
   tier: string | null;
+  tier_source?: 'quota' | 'stated' | 'last_request' | null;
+  /** Limits by tier, if the caller's tier is not known. */
+  tiers?: { tier: string; rule: string; descriptor: string; limits: string[] }[];
   limits: UsageLimit[];
   /** Rules that need more attributes. */
   needs?: { rule: string; descriptor: string; attributes: string[] }[];
