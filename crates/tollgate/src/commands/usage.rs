@@ -203,6 +203,20 @@ fn tables(usage: &Value) -> anyhow::Result<()> {
             )?;
         }
     }
+    if let (Some(tier), "last_request") = (usage["tier"].as_str(), &*cell(&usage["tier_source"])) {
+        writeln!(out, "tier {tier}, from its latest request")?;
+    }
+    let tiers = list("tiers");
+    if !tiers.is_empty() {
+        writeln!(
+            out,
+            "tier unknown: no quota names it, and this node has no recent request; limits by tier:"
+        )?;
+    }
+    for one in tiers {
+        let limits: Vec<String> = one["limits"].as_array().into_iter().flatten().map(cell).collect();
+        writeln!(out, "  {}: {} {}", cell(&one["tier"]), cell(&one["rule"]), limits.join(" and "))?;
+    }
     for needs in list("needs") {
         let attributes: Vec<String> = needs["attributes"]
             .as_array()
