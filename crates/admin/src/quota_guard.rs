@@ -104,9 +104,15 @@ impl<'a> QuotaGuard<'a> {
         Some(self.reasons(&change).await)
     }
 
+    /// Returns the active rules.
+    pub(crate) fn rules(&self) -> &Arc<Ruleset> {
+        &self.rules
+    }
+
     /// Returns the reasons to confirm a change.
-    async fn reasons(&self, change: &QuotaChange) -> Vec<String> {
+    pub(crate) async fn reasons(&self, change: &QuotaChange) -> Vec<String> {
         let mut reasons = change.zeroed(&self.rules);
+        reasons.extend(change.removed(&self.rules));
         let Some(value) = change.value.as_deref().filter(|_| change.tightens(&self.rules)) else {
             return reasons;
         };
