@@ -74,11 +74,7 @@ impl Domain {
 
 /// Describes a rule in one line; defaults are omitted.
 pub(crate) fn describe(domain: &Domain, rule: &Rule) -> String {
-    let mut text = match (rule.unlimited, rule.limits.limits.is_empty()) {
-        (true, _) => "unlimited".to_owned(),
-        (false, true) => "no limit".to_owned(),
-        (false, false) => limits(&rule.limits),
-    };
+    let mut text = limits(&rule.limits);
     for (tier, set) in &rule.tiers {
         let _ = write!(text, "; tier {tier}: {}", limits(set));
     }
@@ -169,5 +165,7 @@ fn limits(set: &LimitSet) -> String {
         }
         text
     };
-    set.limits.iter().map(one).collect::<Vec<_>>().join(" and ")
+    let unlimited = set.unlimited.then(|| "unlimited".to_owned());
+    let all: Vec<String> = unlimited.into_iter().chain(set.limits.iter().map(one)).collect();
+    if all.is_empty() { "no limit".to_owned() } else { all.join(" and ") }
 }

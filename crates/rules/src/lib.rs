@@ -75,7 +75,7 @@ pub use overload::{
     PriorityRule, TierFairness, WORKERS_RULE, Workers,
 };
 pub use overload_explanation::OverloadExplanation;
-pub use overrides::{CALLER_KEY, CallerOverrides, Override, OverrideError};
+pub use overrides::{CALLER_KEY, CallerOverrides, Override, OverrideError, OverrideRate, Replaces};
 pub use pattern::Wildcards;
 pub use per_caller::PerCallerRule;
 pub use period::{parse_count, parse_inline_period};

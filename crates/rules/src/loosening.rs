@@ -125,7 +125,7 @@ fn denies_anything(domain: &Domain) -> bool {
     domain
         .domain_rules()
         .filter(|rule| !rule.is_shedding)
-        .any(|rule| !rule.unlimited && rule.all_limits().any(|limit| limit.role.is_enforced(rule.action)))
+        .any(|rule| rule.all_limits().any(|limit| limit.role.is_enforced(rule.action)))
 }
 
 /// How one security rule protects less.

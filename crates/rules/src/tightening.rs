@@ -301,8 +301,8 @@ impl<'r> Admitted<'r> {
     fn new(rule: Option<&'r Rule>, tier: Option<&str>) -> Self {
         let Some(rule) = rule else { return Self { unlimited: false, limits: Vec::new() } };
         let is_enforced = rule.enforce.as_ref().is_none_or(|enforce| enforce.thousandths > 0);
-        let limits =
-            rule.limits_for(tier).iter().filter(|limit| is_enforced && limit.role.is_enforced(rule.action));
+        let set = rule.set_for(tier);
+        let limits = set.limits.iter().filter(|limit| is_enforced && limit.role.is_enforced(rule.action));
         let counted = limits.filter_map(|limit| {
             let (counted, units) = match limit.cost_from(rule) {
                 _ if limit.limit.algorithm() == Algorithm::Concurrency => (Counted::Permits, 1),
@@ -314,7 +314,7 @@ impl<'r> Admitted<'r> {
             };
             Some((counted, units as f64, limit))
         });
-        Self { unlimited: rule.unlimited, limits: counted.collect() }
+        Self { unlimited: set.unlimited, limits: counted.collect() }
     }
 
     fn admits_nothing(&self) -> bool {

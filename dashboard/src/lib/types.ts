@@ -304,7 +304,7 @@ export interface TreeRule {
   file: string;
   line: number;
   limits: TreeLimit[];
-  tiers: { tier: string; limits: TreeLimit[] }[];
+  tiers: { tier: string; limits: TreeLimit[]; unlimited: boolean }[];
   unlimited: boolean;
   class: string;
   action: string;
@@ -349,6 +349,7 @@ export interface Usage {
   limits: UsageLimit[];
   /** Rules that need more attributes. */
   needs?: { rule: string; descriptor: string; attributes: string[] }[];
+  unlimited?: { rule: string; descriptor: string }[];
   grants?: { id: string; rules: string[] | null; units: number; remaining: number; expires_at: string }[];
 }
 
@@ -365,12 +366,13 @@ export type EmergencyAction = 'block' | 'tighten' | 'exempt' | 'disable_rule' | 
 export interface Emergency {
   id: string | number;
   action: EmergencyAction;
-  target: { kind: string; value: string | null } | null;
+  target: { kind: string; key?: string; value: string | null } | null;
   factor?: number | null;
   reason: string;
   author: string;
   created_at: string;
-  expires_at: string;
+  /** Null if it stays in force until it is ended. */
+  expires_at: string | null;
   revision: number;
 }
 

@@ -20,15 +20,17 @@ use http::StatusCode;
 use http::request::Parts;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use tollgate_control::{Actor, GrantRecord, GrantSpec, rfc3339};
-use tollgate_core::{CounterStore, Timestamp};
+use tollgate_core::{Algorithm, CounterStore, Timestamp};
 use tollgate_engine::{
-    GrantBalance, LimitUsage, Limiter, Network, UnmatchedRule, Usage, UsageError, UsageOf as EngineUsageOf,
-    Window,
+    GrantBalance, LimitUsage, Limiter, Network, UnlimitedRule, UnmatchedRule, Usage, UsageError,
+    UsageOf as EngineUsageOf, Window,
 };
 use tollgate_http::problem::Problem;
 use tollgate_rules::{CALLER_KEY, Domain, PerCallerRule, Role as LimitRole, Ruleset};
@@ -410,7 +412,14 @@ struct UsageBody<'u> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = CurrentWindow)]
     current_window: Option<CurrentWindow>,
+    /// The limits of the caller's own that are in force, by what an override calls their rule: `default`,
+    /// `endpoint:POST /orders`. Of several limits of a rule, the one with the least left.
+    usage: BTreeMap<String, UsedUnits>,
     limits: Vec<UsedLimit>,
+    /// Rules that set no rate for the caller; absent if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    unlimited: Vec<LiftedRule>,
     needs: Vec<NeededAttributes>,
     grants: Vec<LeftOfGrant>,
 }
@@ -423,6 +432,27 @@ struct LimitsOfTier {
     descriptor: String,
     /// The limits, as in `gcra 100/1m`.
     limits: Vec<String>,
+}
+
+/// Used units of a limit. Without a limit, all are `null` and `unlimited` is true.
+#[derive(Serialize, ToSchema)]
+struct UsedUnits {
+    #[schema(required = true)]
+    used: Option<u64>,
+    #[schema(required = true)]
+    limit: Option<u64>,
+    #[schema(required = true)]
+    remaining: Option<u64>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    unlimited: bool,
+}
+
+/// A rule that sets no rate for the caller: its quota, its tier or the rule says `unlimited`.
+#[derive(Serialize, ToSchema)]
+struct LiftedRule {
+    rule: String,
+    descriptor: String,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -524,7 +554,13 @@ fn usage_response(
         current_window: own.filter_map(|one| one.window).map(current_window).next(),
         domain: usage.domain.clone(),
         tier: usage.tier.clone(),
+        usage: used_units(usage),
         limits: usage.limits.iter().map(used_limit).collect(),
+        unlimited: usage
+            .unlimited
+            .iter()
+            .map(|one| LiftedRule { rule: one.rule.clone(), descriptor: one.descriptor.clone() })
+            .collect(),
         needs: usage.unmatched.iter().map(needs).collect(),
         grants: usage.grants.iter().map(left).collect(),
     };
@@ -539,11 +575,36 @@ fn limits_by_tier(domain: &Domain, of: &UsageQuery) -> Vec<LimitsOfTier> {
             tier: tier.clone(),
             rule: one.rule.name.clone(),
             descriptor: one.path.clone(),
-            limits: set.limits.iter().map(|limit| limit.limit.to_string()).collect(),
+            limits: match set.unlimited {
+                true => vec!["unlimited".to_owned()],
+                false => set.limits.iter().map(|limit| limit.limit.to_string()).collect(),
+            },
         });
         tiers.collect()
     };
     rules.into_iter().flat_map(of_rule).collect()
+}
+
+/// Returns what is used of the limits that can deny the caller, by rule.
+fn used_units(usage: &Usage) -> BTreeMap<String, UsedUnits> {
+    let lifted = |one: &UnlimitedRule| {
+        (one.reference.clone(), UsedUnits { used: None, limit: None, remaining: None, unlimited: true })
+    };
+    let mut all: BTreeMap<String, UsedUnits> = usage.unlimited.iter().map(lifted).collect();
+    let decides = |one: &&LimitUsage| {
+        let is_live = matches!(one.role, LimitRole::Live | LimitRole::Quota);
+        is_live && !one.is_shared && one.limit.algorithm() != Algorithm::Concurrency
+    };
+    for one in usage.limits.iter().filter(decides) {
+        let (limit, remaining) = (Some(one.limit.capacity()), one.remaining);
+        let read = UsedUnits { used: one.used(), limit, remaining, unlimited: false };
+        match all.entry(one.reference.clone()) {
+            Entry::Vacant(entry) => drop(entry.insert(read)),
+            Entry::Occupied(mut entry) if remaining < entry.get().remaining => drop(entry.insert(read)),
+            Entry::Occupied(_) => {}
+        }
+    }
+    all
 }
 
 fn current_window((start, end): (Timestamp, Timestamp)) -> CurrentWindow {

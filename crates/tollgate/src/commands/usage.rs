@@ -188,7 +188,11 @@ fn tables(usage: &Value) -> anyhow::Result<()> {
         let rule = format!("{}{shared}", cell(&one["rule"]));
         [rule, limit, used, cell(&one["remaining"]), reset, window, cell(&one["source"])]
     };
-    let rows: Vec<_> = list("limits").iter().map(limit).collect();
+    let unlimited = list("unlimited").into_iter().map(|one| {
+        [cell(&one["rule"]), "unlimited".to_owned()].into_iter().chain(std::iter::repeat_n("-".to_owned(), 5))
+    });
+    let unlimited = unlimited.map(|row| std::array::from_fn(|at| row.clone().nth(at).unwrap_or_default()));
+    let rows: Vec<[String; 7]> = list("limits").iter().map(limit).chain(unlimited).collect();
     let titles = ["rule", "limit", "used", "remaining", "reset in", "current window", "source"];
     admin_client::table_or(titles, &rows, "no matching limits")?;
     let mut out = output::styled();
