@@ -92,7 +92,7 @@ run: toolchain
 	@# Cargo downloads dependencies while the page is built.
 	@$(CARGO) fetch --locked --quiet --target "$$(rustc --print host-tuple)" & $(if $(DASHBOARD),$(MAKE) --silent --no-print-directory $(DASHBOARD);) wait
 	$(CARGO) build --release --locked -p tollgate
-	TOLLGATE_DB=$${TOLLGATE_DB-sqlite:tollgate.db} exec $(RELEASE) serve $(ARGS)
+	TOLLGATE_DB=$${TOLLGATE_DB-sqlite:tollgate.db} TOLLGATE_GUARD_FILES=$${TOLLGATE_GUARD_FILES-true} exec $(RELEASE) serve $(ARGS)
 
 # The binary that is released, on the PATH.
 PREFIX ?= /usr/local

@@ -6,6 +6,7 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { completionsAt, type Schema } from '../src/lib/complete';
 import { compare, compareWords } from '../src/lib/diff';
+import { lowers } from '../src/lib/lowers';
 import { PRESETS, rangeOf, zoomed } from '../src/lib/range';
 import { blockAt, blockOf } from '../src/lib/rule-block';
 import { keyOf, pieces } from '../src/lib/yaml';
@@ -44,6 +45,23 @@ test('of two lines only the words are marked that differ', () => {
     const whole = (pieces: typeof before) => pieces.map((piece) => piece.text).join('');
     expect([whole(sides.before), whole(sides.after)], `seed ${seed}`).toEqual([old, now]);
   }
+});
+
+test('a quota that lowers a limit in force is known by its limits', () => {
+  const limits = (...all: [count: number, window: string, burst?: number, cost?: string][]) => ({ unlimited: false, limits: all.map(([count, window, burst, cost]) => ({ limit: burst ?? count, count, window, algorithm: 'gcra', source: 'rule', ...(cost ? { cost } : {}) })) });
+  const change = (before: ReturnType<typeof limits>, after: ReturnType<typeof limits>) => lowers({ rules: [{ domain: 'd', rule: 'r', descriptor: 'r', reference: 'r', before, after }], confirm: [], warnings: [] });
+  const unlimited = { ...limits(), unlimited: true };
+  expect(change(limits([6_000, '1m']), limits([240, '1m'])), 'a plan is cut').toBe(true);
+  expect(change(limits([100, '1s']), limits([100, '1m']))).toBe(true);
+  expect(change(limits([100, '1m', 600]), limits([100, '1m', 50])), 'a burst').toBe(true);
+  expect(change(limits([10, '1s'], [1_000, '1d']), limits([10, '1s'], [100, '1d'])), 'one of several').toBe(true);
+  expect(change(limits([10, '1s'], [5_000, '1d', 5_000, 'tokens']), limits([10, '1s'], [500, '1d', 500, 'tokens']))).toBe(true);
+  expect(change(unlimited, limits([100, '1s']))).toBe(true);
+  expect(change(limits(), limits([100, '1s'])), 'a limit where there was none').toBe(true);
+  expect(change(limits([120, '1m']), limits([240, '1m']))).toBe(false);
+  expect(change(limits([5, '1h']), limits([5, '1h'], [50, '1m'])), 'a wider one beside it').toBe(false);
+  expect(change(limits([5, '1h']), unlimited)).toBe(false);
+  expect(change(limits([5, '1h']), limits())).toBe(false);
 });
 
 test('an audit entry says what changed and why', () => {

@@ -109,6 +109,8 @@ test('rules are corrected, published and rolled back', async ({ page }) => {
     await expect(dialog).toHaveCount(0);
     await expect.poll(() => passes(server, 'first'), { message: 'they act' }).toBe(7);
 
+    await expect(page.getByText('The rule files of this node are ignored'), 'the file has the former limit').toContainText('differ from it in 1 rule');
+
     await page.getByRole('tab', { name: 'Revisions' }).click();
     await expect(page.getByRole('row').filter({ hasText: 'ticket 13' })).toContainText('active');
     await page.getByRole('button', { name: 'Compare revision 1 with the active rules' }).click();

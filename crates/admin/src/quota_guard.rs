@@ -7,6 +7,7 @@
 use crate::AdminState;
 use crate::api::usage::UsageQuery;
 use crate::error::ApiError;
+use crate::last_tier::{LastTier, last_tier};
 use http::StatusCode;
 use std::sync::Arc;
 use tokio::sync::OnceCell;
@@ -15,7 +16,7 @@ use tollgate_control::{
 };
 use tollgate_engine::{Usage, UsageError};
 use tollgate_http::problem::Problem;
-use tollgate_rules::{Domain, Ruleset};
+use tollgate_rules::Ruleset;
 
 /// Number of lines named in the problem of an import.
 const MAX_LINES: usize = 10;
@@ -33,7 +34,8 @@ pub(crate) async fn check(
         return Ok(());
     }
     let guard = QuotaGuard::new(admin)?;
-    let change = guard.control.quota_change(caller, draft, &guard.rules)?;
+    let mut change = guard.control.quota_change(caller, draft, &guard.rules)?;
+    guard.set_request_tier(&mut change).await;
     let reasons = guard.reasons(&change).await;
     if reasons.is_empty() { Ok(()) } else { Err(problem(&reasons).into()) }
 }
@@ -46,7 +48,7 @@ pub(crate) async fn check_revocation(
 ) -> Result<(), ApiError> {
     let Some((key, value)) = caller.attribute() else { return Ok(()) };
     let mut reasons = Vec::new();
-    for usage in usage_of(admin, &(admin.rules)(), key, value).await {
+    for usage in usage_of(admin, &(admin.rules)(), (key, value), None).await {
         let Ok(usage) = usage else {
             reasons.push(UNREADABLE.to_owned());
             continue;
@@ -104,13 +106,30 @@ impl<'a> QuotaGuard<'a> {
         Some(self.reasons(&change).await)
     }
 
+    /// Returns the active rules.
+    pub(crate) fn rules(&self) -> &Arc<Ruleset> {
+        &self.rules
+    }
+
+    /// Sets the tier of the caller's latest request, which applies where its quota names none.
+    pub(crate) async fn set_request_tier(&self, change: &mut QuotaChange) {
+        let Some(value) = change.value.clone() else { return };
+        for domain in self.rules.domains().filter(|domain| domain.depends_on_tier()) {
+            if let LastTier::Named(tier) = last_tier(self.admin, domain, &change.key, &value).await {
+                change.tier = Some(tier);
+                return;
+            }
+        }
+    }
+
     /// Returns the reasons to confirm a change.
-    async fn reasons(&self, change: &QuotaChange) -> Vec<String> {
+    pub(crate) async fn reasons(&self, change: &QuotaChange) -> Vec<String> {
         let mut reasons = change.zeroed(&self.rules);
+        reasons.extend(change.removed(&self.rules));
         let Some(value) = change.value.as_deref().filter(|_| change.tightens(&self.rules)) else {
             return reasons;
         };
-        for usage in usage_of(self.admin, &self.rules, &change.key, value).await {
+        for usage in usage_of(self.admin, &self.rules, (&change.key, value), change.tier.as_deref()).await {
             match usage {
                 Ok(usage) => reasons.extend(change.below_use(&self.rules, &usage)),
                 Err(_) => reasons.push(UNREADABLE.to_owned()),
@@ -138,12 +157,13 @@ impl<'a> QuotaGuard<'a> {
 async fn usage_of(
     admin: &AdminState,
     rules: &Ruleset,
-    key: &str,
-    value: &str,
+    (key, value): (&str, &str),
+    tier: Option<&str>,
 ) -> Vec<Result<Usage, UsageError>> {
     let mut all = Vec::new();
-    for domain in rules.domains().map(Domain::name) {
-        let of = UsageQuery::of(admin, Some(domain.to_owned()), key, value);
+    for domain in rules.domains() {
+        let mut of = UsageQuery::of(admin, Some(domain.name().to_owned()), key, value);
+        of.attributes.extend(tier.map(|tier| (domain.tier_key().to_owned(), tier.to_owned())));
         match admin.usage.usage(&of).await {
             // The rules have changed meanwhile; the change is validated against the new ones when it is written.
             Err(UsageError::Domain(_)) => {}

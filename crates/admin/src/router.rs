@@ -9,7 +9,7 @@
 
 use crate::api::{
     audit, consumption, decision_export, decisions, emergency, explain, health, history, log_level, openapi,
-    overload, quota_bulk, quotas, replica, rule_files, rule_tree, rules, stats, tokens, usage,
+    overload, quota_bulk, quota_preview, quotas, replica, rule_files, rule_tree, rules, stats, tokens, usage,
 };
 use crate::auth::tls::ClientPeer;
 use crate::auth::{reject_cross_site, session};
@@ -63,6 +63,7 @@ pub(crate) fn api() -> OpenApiRouter<Arc<AdminState>> {
         .merge(rule_files::routes())
         .merge(quota_bulk::routes())
         .merge(quotas::routes())
+        .merge(quota_preview::routes())
         .merge(usage::routes())
         .merge(emergency::routes())
         .merge(audit::routes())

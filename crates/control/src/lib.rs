@@ -67,7 +67,7 @@ pub use preview::report::{ChangeKind, ConfirmKind, ConfirmReason, PreviewReport,
 pub use preview::sample::TrafficSample;
 pub use preview::sample_slice::SampleSlice;
 pub use preview::sampled_request::SampledRequest;
-pub use quota::guard::QuotaChange;
+pub use quota::guard::{LimitsInForce, QuotaChange, RuleInForce};
 pub use quota::import::{Import, ImportLine, ImportReport, LineError};
 pub use quota::list::{Cursor, QuotaFilter, QuotaPage};
 pub use quota::pending::CurrentTerms;

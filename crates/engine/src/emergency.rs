@@ -46,6 +46,20 @@ pub enum MeasureTarget {
     ApiKey(u64),
     /// The value of the attribute `tenant`.
     Tenant(Box<str>),
+    /// The value of any other attribute.
+    Attribute {
+        /// The attribute.
+        key: Box<str>,
+        /// Its value.
+        value: Box<str>,
+    },
+    /// The value of an attribute whose values may be secrets, by its hash.
+    Secret {
+        /// The attribute.
+        key: Box<str>,
+        /// Hash of its value.
+        hash: u64,
+    },
     /// A network that contains the client's address: the full address, if the protocol server supplies it, else the
     /// attribute `remote_address`.
     Address(Network),
@@ -165,9 +179,10 @@ type MeasureList = SmallVec<[Arc<Measure>; 1]>;
 struct MeasureIndex {
     all: MeasureList,
     rules: MeasureList,
-    keys: HashMap<u64, MeasureList>,
-    tenants: HashMap<Box<str>, MeasureList>,
-    endpoints: HashMap<Box<str>, MeasureList>,
+    /// By attribute and value.
+    values: HashMap<Box<str>, HashMap<Box<str>, MeasureList>>,
+    /// By attribute and hash of the value.
+    hashes: HashMap<Box<str>, HashMap<u64, MeasureList>>,
     /// Endpoint targets that end with `*`, without the `*`.
     endpoint_prefixes: Vec<(Box<str>, Arc<Measure>)>,
     networks: Vec<(Network, Arc<Measure>)>,
@@ -175,6 +190,14 @@ struct MeasureIndex {
 }
 
 impl MeasureIndex {
+    fn add_value(&mut self, key: &str, value: &str, measure: Arc<Measure>) {
+        self.values.entry(key.into()).or_default().entry(value.into()).or_default().push(measure);
+    }
+
+    fn add_hash(&mut self, key: &str, hash: u64, measure: Arc<Measure>) {
+        self.hashes.entry(key.into()).or_default().entry(hash).or_default().push(measure);
+    }
+
     fn by_address(&self, address: IpAddr, effect: &mut MeasureEffect) {
         let address = Network::to_u128(address);
         for (network, measure) in &self.networks {
@@ -189,7 +212,7 @@ impl MeasureIndex {
 pub struct ActiveMeasures {
     any: AtomicBool,
     active: ArcSwapOption<MeasureIndex>,
-    /// Hash of an API key.
+    /// Hash of a value that may be a secret, such as an API key.
     key_hash: Box<dyn Fn(&str) -> u64 + Send + Sync>,
 }
 
@@ -224,15 +247,17 @@ impl ActiveMeasures {
         let mut active = MeasureIndex::default();
         for measure in measures.into_iter().map(Arc::new) {
             active.last = active.last.max(measure.expires_at);
-            match &measure.target {
+            match measure.target.clone() {
                 MeasureTarget::All => active.all.push(measure),
                 MeasureTarget::Rule(_) => active.rules.push(measure),
-                MeasureTarget::ApiKey(word) => active.keys.entry(*word).or_default().push(measure),
-                MeasureTarget::Tenant(name) => active.tenants.entry(name.clone()).or_default().push(measure),
-                MeasureTarget::Address(network) => active.networks.push((*network, measure)),
+                MeasureTarget::ApiKey(hash) => active.add_hash(CALLER_KEY, hash, measure),
+                MeasureTarget::Tenant(name) => active.add_value(TENANT, &name, measure),
+                MeasureTarget::Attribute { key, value } => active.add_value(&key, &value, measure),
+                MeasureTarget::Secret { key, hash } => active.add_hash(&key, hash, measure),
+                MeasureTarget::Address(network) => active.networks.push((network, measure)),
                 MeasureTarget::Endpoint(text) => match text.strip_suffix('*') {
                     Some(beginning) => active.endpoint_prefixes.push((beginning.into(), measure)),
-                    None => active.endpoints.entry(text.clone()).or_default().push(measure),
+                    None => active.add_value(ENDPOINT, &text, measure),
                 },
             }
         }
@@ -300,13 +325,16 @@ impl ActiveMeasures {
         effect: &mut MeasureEffect,
     ) {
         for (key, value) in values {
+            if let Some(found) = active.values.get(*key).and_then(|by_value| by_value.get(*value)) {
+                effect.add_all(found);
+            }
+            if let Some(by_hash) = active.hashes.get(*key)
+                && let Some(found) = by_hash.get(&(self.key_hash)(value))
+            {
+                effect.add_all(found);
+            }
             match *key {
-                CALLER_KEY if !active.keys.is_empty() => {
-                    effect.add_all(active.keys.get(&(self.key_hash)(value)).map_or(&[][..], |found| found));
-                }
-                TENANT => effect.add_all(active.tenants.get(*value).map_or(&[][..], |found| found)),
                 ENDPOINT => {
-                    effect.add_all(active.endpoints.get(*value).map_or(&[][..], |found| found));
                     for (beginning, measure) in &active.endpoint_prefixes {
                         if value.starts_with(&**beginning) {
                             effect.add(measure);

@@ -119,5 +119,7 @@ pub use reservation::{
 pub use signals::{SharedSignal, SignalError, SignalQuery, SignalState};
 pub use tollgate_overload::{CheckLoadState, Ended, GateState, POSITIONS, ShedOrder, TierState};
 pub use trace::{ForwardedRequest, TraceContext};
-pub use usage::{GrantBalance, LimitSource, LimitUsage, UnmatchedRule, Usage, UsageError, UsageOf};
+pub use usage::{
+    GrantBalance, LimitSource, LimitUsage, UnlimitedRule, UnmatchedRule, Usage, UsageError, UsageOf,
+};
 pub use workers::{UpstreamState, WorkerPermit};

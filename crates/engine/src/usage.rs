@@ -59,6 +59,8 @@ pub struct LimitUsage {
     pub rule_id: u32,
     /// Path of the rule.
     pub descriptor: String,
+    /// How an override of the caller refers to the rule.
+    pub reference: String,
     /// The limit.
     pub limit: Limit,
     /// Role of the limit, which determines whether it is enforced.
@@ -84,6 +86,17 @@ impl LimitUsage {
     pub fn used(&self) -> Option<u64> {
         self.remaining.map(|left| self.limit.capacity().saturating_sub(left))
     }
+}
+
+/// A rule that sets no rate for the caller, because its quota, its tier or the rule says `unlimited`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnlimitedRule {
+    /// The rule's name.
+    pub rule: String,
+    /// Path of the rule.
+    pub descriptor: String,
+    /// How an override of the caller refers to the rule.
+    pub reference: String,
 }
 
 /// A rule that the request does not carry enough attributes to match.
@@ -121,6 +134,8 @@ pub struct Usage {
     pub tier: Option<String>,
     /// Usage per limit, in the order of the rules.
     pub limits: Vec<LimitUsage>,
+    /// Rules that set no rate for the caller.
+    pub unlimited: Vec<UnlimitedRule>,
     /// Rules that need more attributes to match.
     pub unmatched: Vec<UnmatchedRule>,
     /// Balances of the caller's grants.
@@ -221,7 +236,7 @@ impl<S: CounterStore> Limiter<S> {
                 sets.push(&one.given);
             }
         }
-        let (mut limits, mut tier, mut failed) = (Vec::new(), None, None);
+        let (mut limits, mut unlimited, mut tier, mut failed) = (Vec::new(), Vec::new(), None, None);
         for given in sets.iter().copied() {
             let attributes: Vec<(&str, &str)> = of.attributes.iter().chain(given).copied().collect();
             let check = of.check(domain, &attributes);
@@ -232,6 +247,12 @@ impl<S: CounterStore> Limiter<S> {
             plan_into(&rules, quotas, &check, &mut plan);
             let own: Vec<&PerCallerRule<'_>> =
                 found.iter().filter(|one| one.missing.is_empty() && one.given == given).collect();
+            let lifted = own.iter().filter(|one| plan.set_for(one.rule).unlimited);
+            unlimited.extend(lifted.map(|one| UnlimitedRule {
+                rule: one.rule.name.clone(),
+                descriptor: one.path.clone(),
+                reference: one.reference.clone(),
+            }));
             match self.read_plan(&plan, &own, reading).await {
                 Ok(read) => limits.extend(read),
                 // What cannot be reached is no reason to withhold the rest.
@@ -266,6 +287,7 @@ impl<S: CounterStore> Limiter<S> {
             domain: domain.name().to_owned(),
             tier,
             limits,
+            unlimited,
             unmatched: needs.collect(),
             grants: self.grant_balances(&rules, quota.grants.as_deref()).await,
         })
@@ -486,6 +508,7 @@ fn used(
         rule: rule.name.clone(),
         rule_id: rule.id,
         descriptor: own.path.clone(),
+        reference: own.reference.clone(),
         limit: limit.clone(),
         role: matched.role,
         source,
@@ -518,10 +541,8 @@ fn window(
 /// Returns where the number of a matched limit comes from.
 pub(crate) fn source(plan: &Plan<'_>, matched: &MatchedLimit<'_>) -> LimitSource {
     let Some(rule) = matched.rule else { return LimitSource::Request };
-    let replaced =
-        matched.role != Role::Candidate && matched.limit.limit.algorithm() != Algorithm::Concurrency;
     match &matched.limit {
-        LimitOrigin::Override(_) if replaced => LimitSource::Override,
+        LimitOrigin::Override(_) => LimitSource::Override,
         _ if plan.tier_for(rule).is_some_and(|tier| rule.tiers.iter().any(|(name, _)| name == tier)) => {
             LimitSource::Tier
         }

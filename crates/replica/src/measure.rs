@@ -13,7 +13,8 @@ pub struct ReplicatedMeasure {
     pub id: String,
     /// Action, such as `block`.
     pub action: String,
-    /// Kind of the target, such as `api_key`.
+    /// Kind of the target, such as `api_key`; of an attribute without a kind of its own, `attribute:` and its name, or
+    /// `secret:` if the target is a hash.
     pub kind: String,
     /// The target; of an API key, its hash.
     pub target: String,
@@ -55,7 +56,16 @@ impl ReplicatedMeasure {
             }
             "endpoint" => MeasureTarget::Endpoint(self.target.as_str().into()),
             "rule" => MeasureTarget::Rule(self.target.as_str().into()),
-            other => return Err(corrupt(&format!("unknown target kind `{other}`"))),
+            other => match other.split_once(':') {
+                Some(("attribute", key)) => {
+                    MeasureTarget::Attribute { key: key.into(), value: self.target.as_str().into() }
+                }
+                Some(("secret", key)) => {
+                    let hash = KeyHash::parse(&self.target).ok_or_else(|| corrupt("invalid hash"))?;
+                    MeasureTarget::Secret { key: key.into(), hash: hash.table_hash() }
+                }
+                _ => return Err(corrupt(&format!("unknown target kind `{other}`"))),
+            },
         };
         let expires_at = timestamp(self.expires_at);
         Ok(Measure { name: format!("emergency:{}", self.id).into(), action, target, expires_at })

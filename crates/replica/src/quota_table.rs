@@ -367,7 +367,7 @@ impl QuotaTable {
         overrides: &[QuotaOverride],
         before: Option<(u32, Arc<CompiledTerms>)>,
     ) -> Arc<CompiledTerms> {
-        let overrides = overrides.iter().map(QuotaOverride::to_rule).collect();
+        let overrides = overrides.iter().map(|own| own.0.clone()).collect();
         let earlier = before.as_ref().map(|(until, terms)| (*until, Arc::clone(&terms.key)));
         let key = Arc::new(TermsKey { subject: self.counted(subject), tier, overrides, before: earlier });
         let mut known = self.terms.lock().unwrap_or_else(PoisonError::into_inner);
@@ -451,12 +451,7 @@ mod tests {
     use super::*;
 
     fn replicated(tier: &str, own: Option<u64>) -> ReplicatedTerms {
-        let own = own.map(|count| QuotaOverride {
-            descriptor: "default".to_owned(),
-            requests_per_unit: count,
-            unit: "minute".to_owned(),
-            burst: None,
-        });
+        let own = own.map(|count| QuotaOverride(Override::new("default", count, "minute")));
         let overrides = own.into_iter().collect();
         ReplicatedTerms {
             tier: Some(tier.to_owned()),

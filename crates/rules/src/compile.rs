@@ -375,7 +375,6 @@ impl Compiler<'_, '_> {
             name: draft.name.map_or_else(|| path.to_owned(), |name| name.value),
             limits,
             tiers,
-            unlimited: draft.unlimited,
             class,
             on_error: match (draft.on_error, draft.fallback) {
                 (Some(on_error), _) => on_error.complete(class),

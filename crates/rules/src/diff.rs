@@ -60,22 +60,21 @@ impl Domain {
     pub(crate) fn rules_by_path(&self) -> impl Iterator<Item = (String, &Rule)> {
         let rules =
             self.tree.iter().enumerate().filter_map(|(i, node)| Some((u32::try_from(i).ok()?, node.rule?)));
-        rules.map(|(node, id)| {
-            let path = self.path(node);
-            let words: Vec<String> =
-                path.iter().map(|node| self.tree[*node as usize].element.to_string()).collect();
-            (words.join("/"), &self.rules[id as usize])
-        })
+        rules.map(|(node, id)| (self.path_text(node), &self.rules[id as usize]))
+    }
+
+    /// Returns the path of a node in words.
+    pub(crate) fn path_text(&self, node: u32) -> String {
+        let path = self.path(node);
+        let words: Vec<String> =
+            path.iter().map(|node| self.tree[*node as usize].element.to_string()).collect();
+        words.join("/")
     }
 }
 
 /// Describes a rule in one line; defaults are omitted.
 pub(crate) fn describe(domain: &Domain, rule: &Rule) -> String {
-    let mut text = match (rule.unlimited, rule.limits.limits.is_empty()) {
-        (true, _) => "unlimited".to_owned(),
-        (false, true) => "no limit".to_owned(),
-        (false, false) => limits(&rule.limits),
-    };
+    let mut text = limits(&rule.limits);
     for (tier, set) in &rule.tiers {
         let _ = write!(text, "; tier {tier}: {}", limits(set));
     }
@@ -165,5 +164,7 @@ fn limits(set: &LimitSet) -> String {
         }
         text
     };
-    set.limits.iter().map(one).collect::<Vec<_>>().join(" and ")
+    let unlimited = set.unlimited.then(|| "unlimited".to_owned());
+    let all: Vec<String> = unlimited.into_iter().chain(set.limits.iter().map(one)).collect();
+    if all.is_empty() { "no limit".to_owned() } else { all.join(" and ") }
 }

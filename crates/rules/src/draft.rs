@@ -131,6 +131,7 @@ pub(crate) struct RuleDraft {
     pub(crate) unlimited: bool,
     pub(crate) replaces: Vec<Spanned<String>>,
     pub(crate) shape: ShapeDraft,
+    /// A tier without limits is unlimited.
     pub(crate) tiers: Vec<(String, Vec<LimitDraft>)>,
     pub(crate) concurrency: Option<Spanned<ConcurrencyDraft>>,
     pub(crate) class: Option<Class>,

@@ -132,11 +132,11 @@ impl Domain {
                 (0..plan.limits.len()).filter(own).map(|at| plan.describe(at)).collect();
             let finding = if clauses.iter().any(|clause| !clause.holds) {
                 RuleResult::NoMatch
-            } else if rule.unlimited {
-                RuleResult::Unlimited
             } else if !charged.is_empty() {
                 RuleResult::Limited(charged)
-            } else if rule.limits_for(plan.tier_for(rule)).is_empty() {
+            } else if plan.set_for(rule).unlimited {
+                RuleResult::Unlimited
+            } else if plan.set_for(rule).limits.is_empty() {
                 RuleResult::Exempt
             } else {
                 RuleResult::Replaced(self.replacer(&rule.name, request))

@@ -12,7 +12,7 @@
 //! | `lint`, [`explain`](Explanation) | rules that can never apply; why a rule did or did not match |
 //! | `settings` | the effective settings of a rule |
 //! | [`diff`](RuleChange) | changes between two rule sets |
-//! | [`loosening`](Loosening) | what a new rule set no longer protects |
+//! | [`loosening`](Loosening), [`tightening`](Tightening) | what a new rule set no longer protects, or admits far less of |
 //! | [`metadata`](Metadata) | values that a rule returns to the proxy |
 //! | [`denial_response`](DenialResponse) | the status and the body of a denial, where a rule sets them |
 //! | [`outline`](OutlineNode) | the descriptors of a domain, nested as in the file |
@@ -58,6 +58,7 @@ mod sensitivity;
 mod settings;
 mod signal;
 mod suggest;
+mod tightening;
 mod tree;
 mod unit;
 mod yaml;
@@ -78,7 +79,7 @@ pub use overload::{
     PriorityRule, TierFairness, WORKERS_RULE, Workers,
 };
 pub use overload_explanation::OverloadExplanation;
-pub use overrides::{CALLER_KEY, CallerOverrides, Override, OverrideError};
+pub use overrides::{CALLER_KEY, CallerOverrides, Override, OverrideError, OverrideRate, Replaces};
 pub use pattern::Wildcards;
 pub use per_caller::PerCallerRule;
 pub use period::{parse_count, parse_inline_period};
@@ -93,6 +94,7 @@ pub use ruleset::{Domain, Options, PermitRelease, Ruleset, Source};
 pub use sensitivity::{identifies_caller, may_be_secret};
 pub use signal::{Signal, SignalSource, UpstreamMeasure};
 pub use suggest::closest;
+pub use tightening::{Tightening, TighteningKind};
 pub use tree::GLOBAL;
 pub use unit::Unit;
 

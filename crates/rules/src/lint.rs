@@ -103,7 +103,7 @@ fn named_by_secret(
 
 /// Warns about a key alone without a limit: leaving it out changes nothing.
 fn does_nothing(rule: &Rule, node: &TreeNode, place: &NodeLocation, reader: &mut Reader<'_>) {
-    let idle = rule.limits.limits.is_empty() && rule.tiers.is_empty() && !rule.unlimited;
+    let idle = rule.limits.limits.is_empty() && rule.tiers.is_empty() && !rule.limits.unlimited;
     if idle && matches!(node.element.test, ValueTest::Any) {
         let message = format!("`{}` has no limit and no descriptors, so it has no effect", node.element.key);
         reader.warning(place.at, message, "add a `limit` or `descriptors`, or remove it");
@@ -163,7 +163,7 @@ fn under_a_stricter_parent(
         let parent = &domain.tree[above as usize];
         above = parent.parent;
         let Some(parent) = parent.rule.map(|id| &domain.rules[id as usize]) else { continue };
-        if !parent.tiers.is_empty() || parent.action != Action::Reject || parent.unlimited {
+        if !parent.tiers.is_empty() || parent.action != Action::Reject {
             continue;
         }
         for (limit, at) in rule.limits.limits.iter().zip(&place.limits) {

@@ -14,8 +14,8 @@
 //! while the store is unavailable, show in no replay.
 
 mod comparison;
-mod probe;
-mod protection;
+pub(crate) mod probe;
+pub(crate) mod protection;
 
 use crate::rule::{Class, DescriptorMatch, Rule};
 use crate::ruleset::{Domain, Ruleset};
@@ -125,7 +125,7 @@ fn denies_anything(domain: &Domain) -> bool {
     domain
         .domain_rules()
         .filter(|rule| !rule.is_shedding)
-        .any(|rule| !rule.unlimited && rule.all_limits().any(|limit| limit.role.is_enforced(rule.action)))
+        .any(|rule| rule.all_limits().any(|limit| limit.role.is_enforced(rule.action)))
 }
 
 /// How one security rule protects less.

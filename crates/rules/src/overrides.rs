@@ -2,7 +2,10 @@
 //!
 //! A quota refers to rules by strings that are stored in a database, so it is compiled against a rule set before it
 //! takes effect, and again when the rules change. An override keeps the rule's algorithm, and if it keeps the period
-//! too, it keeps the counter: another number does not reset usage.
+//! too, it keeps the counter: another number does not reset usage. It replaces the rule's limit of the same period; the
+//! others stay in force, unless it says that it replaces all: a customer's 1200 a minute is no reason to admit all of
+//! them in one second. What replaces what depends on the limits in force for the caller, and so on its tier, which may
+//! come with the request: each tier's limits are compiled.
 //!
 //! A rule is referenced by its `name`, by its path (`api_key/endpoint=POST /orders`), or by what follows the caller in
 //! the path (`endpoint=POST /orders`, or with a colon, `endpoint:POST /orders`); `default` is the rule on the caller
@@ -12,7 +15,7 @@
 use crate::placement;
 use crate::quota_key::is_general;
 use crate::region::CellPlace;
-use crate::rule::{Profile, Role, Rule, RuleLimit, SoftLimit};
+use crate::rule::{CostFrom, LimitSet, Profile, Role, Rule, RuleLimit, SoftLimit, TieredLimits};
 use crate::ruleset::{Domain, Ruleset};
 use crate::scope::{Kind, ScopePath};
 use crate::unit::Unit;
@@ -29,20 +32,60 @@ pub const CALLER_KEY: &str = "api_key";
 pub struct Override {
     /// Reference to the rule.
     pub descriptor: String,
+    /// The limit; `None` for unlimited.
+    pub limit: Option<OverrideRate>,
+    /// Which of the rule's limits give way.
+    pub replaces: Replaces,
+}
+
+/// The limit of an override.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OverrideRate<P = String> {
     /// Units per period.
     pub count: u64,
     /// Period, as written in rules: `minute`, `30s`, `day in Europe/Zurich`.
-    pub period: String,
+    pub period: P,
     /// Maximum burst in units, if the rule's algorithm supports one.
     pub burst: Option<u64>,
 }
+
+/// The limits of a rule that an override replaces, of those that count the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Replaces {
+    /// The one with the same period.
+    #[default]
+    SamePeriod,
+    /// All.
+    All,
+}
+
+impl Override {
+    /// Returns an override with this many units per period.
+    #[must_use]
+    pub fn new(descriptor: &str, count: u64, period: &str) -> Self {
+        let limit = Some(OverrideRate { count, period: period.to_owned(), burst: None });
+        Self { descriptor: descriptor.to_owned(), limit, replaces: Replaces::default() }
+    }
+}
+
+impl OverrideRate {
+    fn parse(&self) -> Result<OverrideRate<Period>, Problem> {
+        let period = crate::period::parse_period(&self.period).map_err(|why| ("period", why))?;
+        Ok(OverrideRate { count: self.count, period, burst: self.burst })
+    }
+}
+
+/// Name of the invalid field, and a description of the error.
+type Problem = (&'static str, String);
+
+const CONTRADICTION: &str = "`unlimited` beside another limit of the same rule; keep one";
 
 /// A caller's quota, compiled against one rule set.
 #[derive(Clone, Debug, Default)]
 pub struct CallerOverrides {
     tier: Option<Box<str>>,
-    /// Limits by rule number, sorted.
-    limits: Vec<(u32, Vec<RuleLimit>)>,
+    /// Limits of the rules with overrides, by rule number, sorted.
+    limits: Vec<(u32, TieredLimits)>,
     /// The rules that count by the attribute that the quota is about, with its place in their paths; sorted.
     places: Arc<[(u32, u8)]>,
     /// Whether the tier is also for rules that count by no attribute of a quota.
@@ -62,10 +105,22 @@ impl CallerOverrides {
         self.tier().filter(|_| self.is_general || self.place(rule) > 0)
     }
 
-    /// Returns the limits that replace a rule's.
+    /// Returns whether an override changes the limits of a rule.
     #[must_use]
+    pub fn overrides(&self, rule: u32) -> bool {
+        self.limits(rule).is_some()
+    }
+
+    /// Returns the limits of a rule that are in force for the caller. `tier` is that of its requests.
+    #[must_use]
+    pub fn set_for<'s>(&'s self, rule: &'s Rule, tier: Option<&str>) -> &'s LimitSet {
+        let tier = self.tier_for(rule.id).or(tier);
+        self.limits(rule.id).map_or_else(|| rule.set_for(tier), |limits| limits.set_for(tier))
+    }
+
+    /// Returns the limits of a rule with overrides.
     #[inline]
-    pub fn limits(&self, rule: u32) -> Option<&[RuleLimit]> {
+    fn limits(&self, rule: u32) -> Option<&TieredLimits> {
         let at = self.limits.binary_search_by_key(&rule, |(id, _)| *id).ok()?;
         Some(&self.limits[at].1)
     }
@@ -81,20 +136,46 @@ pub(crate) fn general_tier(quotas: &[Arc<CallerOverrides>]) -> Option<&str> {
     quotas.iter().find(|quota| quota.is_general).and_then(|quota| quota.tier())
 }
 
-/// Returns the limits that the quotas of one request agree for a rule, and otherwise the tier that they give it. Of
-/// several, an override wins over a tier, and then the quota whose attribute is last in the rule's path.
-pub(crate) fn terms_for(quotas: &[Arc<CallerOverrides>], rule: u32) -> (Option<&[RuleLimit]>, Option<&str>) {
+/// Returns the tier that a rule's limits are for. Of several quotas with a tier, that one counts whose attribute is last in
+/// the rule's path; `tier` is the request's.
+pub(crate) fn tier_for<'p>(
+    quotas: &'p [Arc<CallerOverrides>],
+    rule: u32,
+    tier: Option<&'p str>,
+) -> Option<&'p str> {
+    last(quotas, rule, |quota| quota.tier.is_some()).and_then(CallerOverrides::tier).or(tier)
+}
+
+/// Returns the limits of a rule that are in force for a request: of several quotas with overrides of the rule, that one
+/// counts whose attribute is last in its path.
+pub(crate) fn set_for<'p>(
+    quotas: &'p [Arc<CallerOverrides>],
+    rule: &'p Rule,
+    tier: Option<&str>,
+) -> &'p LimitSet {
+    if quotas.is_empty() {
+        return rule.set_for(tier);
+    }
+    let tier = tier_for(quotas, rule.id, None).or(tier);
+    let limits =
+        last(quotas, rule.id, |quota| quota.overrides(rule.id)).and_then(|quota| quota.limits(rule.id));
+    limits.map_or_else(|| rule.set_for(tier), |limits| limits.set_for(tier))
+}
+
+/// Returns the quota about the attribute that is last in a rule's path, of those that fit.
+fn last(
+    quotas: &[Arc<CallerOverrides>],
+    rule: u32,
+    fits: impl Fn(&CallerOverrides) -> bool,
+) -> Option<&CallerOverrides> {
     if let [only] = quotas
         && only.is_general
     {
-        return (only.limits(rule), only.tier());
+        return Some(&**only).filter(|only| fits(only));
     }
-    let last = |has: fn(&CallerOverrides, u32) -> bool| {
-        let own = quotas.iter().filter(|quota| has(quota, rule)).map(|quota| (quota.place(rule), quota));
-        own.filter(|(place, quota)| *place > 0 || quota.is_general).max_by_key(|(place, _)| *place)
-    };
-    let limits = last(|quota, rule| quota.limits(rule).is_some()).and_then(|(_, quota)| quota.limits(rule));
-    (limits, last(|quota, _| quota.tier.is_some()).and_then(|(_, quota)| quota.tier()))
+    let own = quotas.iter().filter(|quota| fits(quota)).map(|quota| (quota.place(rule), &**quota));
+    let own = own.filter(|(place, quota)| *place > 0 || quota.is_general);
+    own.max_by_key(|(place, _)| *place).map(|(_, quota)| quota)
 }
 
 /// The error for an override that cannot be applied.
@@ -125,35 +206,10 @@ impl Ruleset {
         tier: Option<&str>,
         overrides: &[Override],
     ) -> (CallerOverrides, Vec<OverrideError>) {
-        let mut limits: Vec<(u32, Vec<RuleLimit>)> = Vec::new();
-        let (mut errors, mut replaced) = (Vec::new(), Vec::new());
-        for (at, wanted) in overrides.iter().enumerate() {
-            match self.compile_override(key, wanted) {
-                Ok(compiled) => {
-                    for (rule, limit) in compiled {
-                        let own = match limits.iter().position(|(id, _)| *id == rule) {
-                            Some(place) => &mut limits[place].1,
-                            None => {
-                                let written = self.rule(rule).map_or(&[][..], |rule| rule.limits_for(tier));
-                                limits.push((rule, written.to_vec()));
-                                &mut limits.last_mut().expect("just pushed").1
-                            }
-                        };
-                        // An override of a rule's requests leaves its limit on tokens in force.
-                        if !replaced.contains(&(rule, limit.cost.clone())) {
-                            own.retain(|other| !is_replaced(other) || other.cost != limit.cost);
-                            replaced.push((rule, limit.cost.clone()));
-                        }
-                        if own.iter().any(|other| other.scope == limit.scope) {
-                            let why =
-                                "two limits of one rule with the same period would share a counter; keep one";
-                            errors.push(OverrideError { index: at, field: "period", reason: why.to_owned() });
-                        } else {
-                            own.push(limit);
-                        }
-                    }
-                }
-                Err((field, why)) => errors.push(OverrideError { index: at, field, reason: why }),
+        let (mut limits, mut errors) = (Vec::new(), Vec::new());
+        for (index, wanted) in overrides.iter().enumerate() {
+            if let Err((field, reason)) = self.apply_override(key, wanted, &mut limits) {
+                errors.push(OverrideError { index, field, reason });
             }
         }
         limits.sort_by_key(|(id, _)| *id);
@@ -161,12 +217,14 @@ impl Ruleset {
         (CallerOverrides { tier: tier.map(Into::into), limits, places, is_general: is_general(key) }, errors)
     }
 
-    fn compile_override(
+    /// Applies an override to the limits of the rules that it means: to those for all callers, and to each tier's.
+    fn apply_override(
         &self,
         key: &str,
         wanted: &Override,
-    ) -> Result<Vec<(u32, RuleLimit)>, (&'static str, String)> {
-        let (rules, cost) = self.find_overridable(key, &wanted.descriptor).ok_or_else(|| {
+        all: &mut Vec<(u32, TieredLimits)>,
+    ) -> Result<(), Problem> {
+        let (places, cost) = self.find_overridable(key, &wanted.descriptor).ok_or_else(|| {
             let why = format!(
                 "no rule with a counter for each `{key}` is called `{}`; write its name, its path as in \
                  `{key}/endpoint=POST /orders`, or `default` for the rule about `{key}` alone; `@tokens` \
@@ -175,27 +233,32 @@ impl Ruleset {
             );
             ("descriptor", why)
         })?;
-        let period = crate::period::parse_period(&wanted.period).map_err(|why| ("period", why))?;
-        let quota = Rate { count: wanted.count, period };
-        let compile = |(domain, node): &(usize, u32)| {
-            let domain = self.domains().nth(*domain)?;
-            let rule = self.rule(domain.tree[*node as usize].rule?)?;
-            Some((domain, *node, rule))
-        };
-        let compiled = rules.iter().filter_map(compile).map(|(domain, node, rule)| {
-            Ok((
-                rule.id,
-                domain.override_limit(
-                    node,
-                    rule,
-                    cost,
-                    &quota,
-                    wanted.burst,
-                    (self.nodes, self.cells.as_ref()),
-                )?,
-            ))
-        });
-        compiled.collect()
+        let rate = wanted.limit.as_ref().map(OverrideRate::parse).transpose()?;
+        let mut changed: Vec<(u32, TieredLimits)> = Vec::new();
+        for (domain, node) in places {
+            let Some(domain) = self.domains().nth(*domain) else { continue };
+            let Some(rule) = domain.tree[*node as usize].rule.and_then(|id| self.rule(id)) else { continue };
+            let context =
+                OverriddenRule { domain, node: *node, rule, place: (self.nodes, self.cells.as_ref()) };
+            let cost = context.cost(cost)?;
+            let known = all.iter().find(|(id, _)| *id == rule.id);
+            let mut limits = known.map_or_else(
+                || TieredLimits { base: rule.limits.clone(), tiers: rule.tiers.clone() },
+                |(_, limits)| limits.clone(),
+            );
+            context.change(&mut limits.base, &rule.limits, &cost, rate.as_ref(), wanted.replaces)?;
+            for ((_, set), (_, own)) in limits.tiers.iter_mut().zip(&rule.tiers) {
+                context.change(set, own, &cost, rate.as_ref(), wanted.replaces)?;
+            }
+            changed.push((rule.id, limits));
+        }
+        for (rule, limits) in changed {
+            match all.iter_mut().find(|(id, _)| *id == rule) {
+                Some(known) => known.1 = limits,
+                None => all.push((rule, limits)),
+            }
+        }
+        Ok(())
     }
 
     /// Returns the rules that a reference means, and the cost of the limits if it says which: `default@tokens`.
@@ -221,35 +284,97 @@ impl Domain {
         path.reverse();
         path
     }
+}
 
-    /// Returns a limit like the rule's of this cost with another rate.
-    fn override_limit(
+/// A rule for which a quota has overrides.
+struct OverriddenRule<'r> {
+    domain: &'r Domain,
+    node: u32,
+    rule: &'r Rule,
+    /// The number of nodes, and this cell's place among the others.
+    place: (Option<u32>, Option<&'r CellPlace>),
+}
+
+/// The source of the cost of a limit, if it is another than the rule's.
+type OwnCost = Option<Box<CostFrom>>;
+
+impl OverriddenRule<'_> {
+    /// Returns what the override counts: what the reference says, and without that what the rule's first limit counts.
+    fn cost(&self, cost: Option<&str>) -> Result<OwnCost, Problem> {
+        let mut named = self.rule.all_limits().filter(|limit| is_replaced(limit));
+        let Some(cost) = cost else { return Ok(named.next().and_then(|limit| limit.cost.clone())) };
+        let counts = |limit: &&RuleLimit| limit.cost_from(self.rule).to_string() == cost;
+        let found = named.find(counts).map(|limit| limit.cost.clone());
+        found.ok_or_else(|| {
+            let why = format!("the rule `{}` has no limit with `cost: {}`", self.rule.name, shorten(cost));
+            ("descriptor", why)
+        })
+    }
+
+    /// Changes the limits of the rule or of one of its tiers, `own`, some of which other overrides may have changed.
+    fn change(
         &self,
-        node: u32,
-        rule: &Rule,
-        cost: Option<&str>,
-        quota: &Rate,
-        burst: Option<u64>,
-        (nodes, cells): (Option<u32>, Option<&CellPlace>),
-    ) -> Result<RuleLimit, (&'static str, String)> {
-        // Without a cost, the reference means what the rule's first limit counts.
-        let named = rule.all_limits().filter(|limit| is_replaced(limit));
-        let named = match cost {
-            None => named.map(|limit| &limit.cost).next(),
-            Some(cost) => {
-                let counts = |limit: &&RuleLimit| limit.cost_from(rule).to_string() == cost;
-                Some(named.filter(counts).map(|limit| &limit.cost).next().ok_or_else(|| {
-                    let why = format!("the rule `{}` has no limit with `cost: {}`", rule.name, shorten(cost));
-                    ("descriptor", why)
-                })?)
+        set: &mut LimitSet,
+        own: &LimitSet,
+        cost: &OwnCost,
+        rate: Option<&OverrideRate<Period>>,
+        replaces: Replaces,
+    ) -> Result<(), Problem> {
+        let is_override = |limit: &RuleLimit| limit.id == RuleLimit::NO_ID && limit.cost == *cost;
+        let is_own =
+            |limit: &RuleLimit| is_replaced(limit) && limit.cost == *cost && limit.id != RuleLimit::NO_ID;
+        let Some(rate) = rate else {
+            if self.rule.billing.is_some() {
+                let why = "its consumption is billed, and what has no limit is not counted; write a limit that is never \
+                           reached";
+                return Err(("limit", why.to_owned()));
             }
+            if set.limits.iter().any(is_override) {
+                return Err(("limit", CONTRADICTION.to_owned()));
+            }
+            set.limits.retain(|limit| !is_own(limit));
+            set.unlimited = !set.limits.iter().any(is_replaced);
+            return Ok(());
         };
-        let cost = named.cloned().flatten();
-        let own = || rule.all_limits().filter(|limit| is_replaced(limit) && limit.cost == cost);
+        if set.unlimited && !own.unlimited {
+            return Err(("limit", CONTRADICTION.to_owned()));
+        }
+        let limit = self.limit(own, cost, rate)?;
+        if set.limits.iter().any(|other| other.id == RuleLimit::NO_ID && other.scope == limit.scope) {
+            let why = "two limits of one rule with the same period would share a counter; keep one";
+            return Err(("period", why.to_owned()));
+        }
+        let gives_way = |other: &RuleLimit| {
+            is_own(other) && (replaces == Replaces::All || other.limit.rate().period == rate.period)
+        };
+        // In the place of the limit that it replaces, else after the others of its kind.
+        let rates = set.limits.iter().take_while(|other| is_replaced(other)).count();
+        let at = set.limits.iter().position(gives_way).unwrap_or(rates);
+        set.limits.retain(|other| !gives_way(other));
+        set.limits.insert(at, limit);
+        set.unlimited = false;
+        Ok(())
+    }
+
+    /// Returns a limit like the rule's of this cost, for callers with these limits, with another rate.
+    fn limit(
+        &self,
+        set: &LimitSet,
+        cost: &OwnCost,
+        rate: &OverrideRate<Period>,
+    ) -> Result<RuleLimit, Problem> {
+        let Self { domain, node, rule, place: (nodes, cells) } = *self;
+        let burst = rate.burst;
+        let quota = Rate { count: rate.count, period: rate.period.clone() };
+        let own = || {
+            let all = set.limits.iter().chain(rule.all_limits());
+            all.filter(|limit| is_replaced(limit) && limit.cost == *cost)
+        };
         let same_period = own().find(|limit| limit.limit.rate().period == quota.period);
-        let limit = match same_period.or_else(|| own().next()) {
-            Some(like) => like.limit.with_rate(quota.clone(), burst),
-            None => self.default_limit(quota.clone(), burst),
+        let like = same_period.or_else(|| own().next());
+        let limit = match like {
+            Some(like) => like.limit.with_rate(quota, burst),
+            None => domain.default_limit(quota, burst),
         };
         let limit = limit.map_err(|error| {
             (
@@ -257,31 +382,33 @@ impl Domain {
                 error.to_string(),
             )
         })?;
-        let role = own().next().map_or(Role::Live, |limit| limit.role);
+        let role = like.map_or(Role::Live, |like| like.role);
         let scope = match same_period.filter(|like| like.limit.algorithm() == limit.algorithm()) {
             Some(like) => like.scope.clone(),
             None => {
-                let path = self.scope_path(node, rule);
-                let kind = Kind::of(role, self.profile);
+                let path = domain.scope_path(node, rule);
+                let kind = Kind::of(role, domain.profile);
                 path.limit(kind, &limit, None, cost.as_deref().map(|own| (own, &rule.cost)))
             }
         };
-        let unit = match &quota.period {
+        let unit = match &rate.period {
             Period::Rolling(length) => Unit::from_length(*length),
             Period::Calendar(_) => None,
         };
         // A soft limit stays at the same fraction of the limit.
-        let soft = own().next().and_then(|like| {
+        let soft = like.and_then(|like| {
             let soft = like.soft?;
             let at = u128::from(soft.threshold) * u128::from(limit.capacity());
             let at = at.div_ceil(u128::from(like.limit.capacity().max(1)));
             Some(SoftLimit { threshold: u64::try_from(at).unwrap_or(u64::MAX), ..soft })
         });
-        let mut limit = RuleLimit { cost, ..RuleLimit::new(limit, scope, unit, role, soft) };
+        let mut limit = RuleLimit { cost: cost.clone(), ..RuleLimit::new(limit, scope, unit, role, soft) };
         placement::resolve_limit(&mut limit, rule, nodes, cells);
         Ok(limit)
     }
+}
 
+impl Domain {
     /// Returns a limit for a rule that has none to take as a model.
     fn default_limit(&self, quota: Rate, burst: Option<u64>) -> Result<Limit, tollgate_core::LimitError> {
         let calendar = matches!(quota.period, Period::Calendar(_));

@@ -14,6 +14,9 @@ pub struct PerCallerRule<'r> {
     pub rule: &'r Rule,
     /// Path in the tree: `api_key/endpoint=POST /orders`.
     pub path: String,
+    /// How an override of the caller refers to it: `default`, or what follows the caller in the path
+    /// (`endpoint:POST /orders`); the path if other callers share its counters.
+    pub reference: String,
     /// Attributes that the request lacks and whose values are unknown; if empty, a request with those given matches the
     /// rule.
     pub missing: Vec<&'r str>,
@@ -48,7 +51,8 @@ impl Domain {
             let path = self.path(at);
             let nodes = || path.iter().map(|node| &self.tree[*node as usize]);
             let is_own = |node: &TreeNode| &*node.element.key == key && counts_by_value(&node.element);
-            let is_shared = !nodes().any(is_own);
+            let own = path.iter().rposition(|node| is_own(&self.tree[*node as usize]));
+            let is_shared = own.is_none();
             if !is_wanted(is_shared) {
                 continue;
             }
@@ -68,7 +72,12 @@ impl Domain {
             // Without the value that places its counters, a request has others.
             missing.extend(rule.shard_by.as_deref().filter(|attribute| find(request, attribute).is_none()));
             let words: Vec<String> = nodes().map(|node| node.element.to_string()).collect();
-            found.push(PerCallerRule { rule, path: words.join("/"), missing, given, is_shared });
+            let reference = match own.map(|own| &words[own + 1..]) {
+                None => words.join("/"),
+                Some([]) => "default".to_owned(),
+                Some(after) => after.join("/").replace('=', ":"),
+            };
+            found.push(PerCallerRule { rule, path: words.join("/"), reference, missing, given, is_shared });
         }
         found
     }

@@ -5,8 +5,8 @@
 
 use crate::counter_shards::return_turn;
 use crate::fleet_match::FleetMatch;
-use crate::overrides::{CallerOverrides, terms_for};
-use crate::rule::{Action, Coupling, Role, Rule, RuleLimit};
+use crate::overrides::{CallerOverrides, set_for, tier_for};
+use crate::rule::{Action, Coupling, LimitSet, Role, Rule, RuleLimit};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tollgate_core::{
@@ -216,7 +216,13 @@ impl<'p> Plan<'p> {
     #[must_use]
     #[inline]
     pub fn tier_for(&self, rule: &Rule) -> Option<&'p str> {
-        if self.quotas.is_empty() { self.tier } else { terms_for(self.quotas, rule.id).1.or(self.tier) }
+        tier_for(self.quotas, rule.id, self.tier)
+    }
+
+    /// Returns the limits of a rule that are in force for this request's caller, if it matches the rule.
+    #[must_use]
+    pub fn set_for<'a>(&'a self, rule: &'a Rule) -> &'a LimitSet {
+        set_for(self.quotas, rule, self.tier)
     }
 
     /// Returns the request's tier, or if it has none, that of the first quota that gives one to some of its rules.

@@ -262,7 +262,7 @@ impl SoftAction {
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub struct RuleLimit {
-    /// Number in the rule set; `None` for an inline limit.
+    /// Number in the rule set; [`RuleLimit::NO_ID`] for an override and an inline limit.
     pub id: u32,
     /// Role in decisions.
     pub role: Role,
@@ -290,6 +290,9 @@ pub struct RuleLimit {
 }
 
 impl RuleLimit {
+    /// The number of a limit that is not in the rule set.
+    pub const NO_ID: u32 = u32::MAX;
+
     /// Returns the source of its cost, as a limit of this rule.
     #[must_use]
     pub fn cost_from<'r>(&'r self, rule: &'r Rule) -> &'r CostFrom {
@@ -329,7 +332,7 @@ impl RuleLimit {
         soft: Option<SoftLimit>,
     ) -> Self {
         Self {
-            id: 0,
+            id: Self::NO_ID,
             limit,
             shards: None,
             node_share: None,
@@ -397,6 +400,33 @@ pub struct Billing {
 pub struct LimitSet {
     /// Limits in the order of the file. Empty and not `unlimited`: an exception, matched but not limited.
     pub limits: Vec<RuleLimit>,
+    /// Whether it is said that no rate limits these callers; a concurrency limit beside it still holds.
+    pub unlimited: bool,
+}
+
+/// The limits of a rule: those for all callers, and those of tiers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TieredLimits {
+    pub(crate) base: LimitSet,
+    /// Sorted by name.
+    pub(crate) tiers: Vec<(String, LimitSet)>,
+}
+
+impl TieredLimits {
+    pub(crate) fn set_for(&self, tier: Option<&str>) -> &LimitSet {
+        select_tier(&self.base, &self.tiers, tier)
+    }
+}
+
+/// Returns the limits for a caller of this tier: the tier's, else those for all callers.
+#[inline]
+fn select_tier<'s>(base: &'s LimitSet, tiers: &'s [(String, LimitSet)], tier: Option<&str>) -> &'s LimitSet {
+    if let (false, Some(tier)) = (tiers.is_empty(), tier)
+        && let Ok(i) = tiers.binary_search_by(|(name, _)| name.as_str().cmp(tier))
+    {
+        return &tiers[i].1;
+    }
+    base
 }
 
 /// A compiled rule. What every match of a plain rule reads comes first, in one cache line.
@@ -411,8 +441,6 @@ pub struct Rule {
     pub action: Action,
     /// Class: what the rule protects.
     pub class: Class,
-    /// Whether the rule is matched and reported but never counted.
-    pub unlimited: bool,
     /// Whether a match has only `limits` to add, unless the caller has overrides: it needs no other field.
     pub(crate) is_plain: bool,
     /// Whether a denial sheds load: the caller is not over a limit of its own.
@@ -477,8 +505,7 @@ impl Rule {
     /// Sets what matching reads of it, in a domain with this coupling, from the other fields.
     pub(crate) fn prepared(mut self, coupling: Coupling) -> Self {
         self.enforcement = Role::ALL.map(|role| MatchedLimit::enforcement(role, self.action, coupling));
-        self.is_plain = !self.unlimited
-            && !self.limits.limits.is_empty()
+        self.is_plain = !self.limits.limits.is_empty()
             && self.tiers.is_empty()
             && self.cost == CostFrom::Request
             && self.limits.limits.iter().all(|limit| limit.cost.is_none())
@@ -531,12 +558,14 @@ impl Rule {
     /// Returns the limits for a caller of this tier: the tier's, else the rule's.
     #[must_use]
     #[inline]
+    pub fn set_for(&self, tier: Option<&str>) -> &LimitSet {
+        select_tier(&self.limits, &self.tiers, tier)
+    }
+
+    /// Returns the same as a list, which is empty for callers without a limit.
+    #[must_use]
+    #[inline]
     pub fn limits_for(&self, tier: Option<&str>) -> &[RuleLimit] {
-        if let (false, Some(tier)) = (self.tiers.is_empty(), tier)
-            && let Ok(i) = self.tiers.binary_search_by(|(name, _)| name.as_str().cmp(tier))
-        {
-            return &self.tiers[i].1.limits;
-        }
-        &self.limits.limits
+        &self.set_for(tier).limits
     }
 }

@@ -355,6 +355,12 @@ impl Domain {
         &self.tier_key
     }
 
+    /// Returns whether any rule depends on a caller's tier.
+    #[must_use]
+    pub const fn depends_on_tier(&self) -> bool {
+        self.depends_on_tier
+    }
+
     /// Returns the attribute whose value places a request's counters together.
     #[must_use]
     pub fn shard_by(&self) -> Option<&str> {

@@ -45,8 +45,8 @@ function show(field: string, value: unknown): string {
   if (typeof value === 'number') return exact(value) === '–' ? String(value) : Number.isInteger(value) ? exact(value) : String(value);
   if (typeof value === 'string') return TIMES.has(field) ? date(value) : value;
   if (Array.isArray(value)) return value.map((one) => (isOverride(one) ? `${one.descriptor} ${limitInWords(one)}` : show(field, one))).join(', ');
-  const { kind, value: of } = value as { kind?: unknown; value?: unknown };
-  if (typeof kind === 'string') return kind === 'all' ? 'all traffic' : `${kind.replaceAll('_', ' ')} ${String(of ?? '')}`.trim();
+  const { kind, key, value: of } = value as { kind?: unknown; key?: unknown; value?: unknown };
+  if (typeof kind === 'string') return kind === 'all' ? 'all traffic' : `${typeof key === 'string' ? key : kind.replaceAll('_', ' ')} ${String(of ?? '')}`.trim();
   return JSON.stringify(value);
 }
 

@@ -17,10 +17,15 @@ class Emergencies {
     } catch (error) {
       const problem = asProblem(error);
       // A failed request ends no measure: the last known ones stay until they expire.
-      this.active = problem.isMissing ? [] : this.active.filter((one) => new Date(one.expires_at).getTime() > Date.now());
+      this.active = problem.isMissing ? [] : this.active.filter((one) => one.expires_at === null || new Date(one.expires_at).getTime() > Date.now());
       this.problem = problem;
     }
     this.loaded = true;
+  }
+
+  /** Those that expire. What is permanent is the usual state, and no reason to warn in every view. */
+  get temporary(): (Emergency & { expires_at: string })[] {
+    return this.active.filter((one): one is Emergency & { expires_at: string } => one.expires_at !== null);
   }
 
   /** Whether the list may be out of date. */
@@ -41,7 +46,7 @@ export const ACTIONS: Record<string, string> = {
 };
 
 export function inWords(one: Emergency): string {
-  const whom = one.target && one.target.kind !== 'all' ? `${one.target.kind.replace('_', ' ')} ${one.target.value ?? ''}`.trim() : '';
+  const whom = one.target && one.target.kind !== 'all' ? `${one.target.key ?? one.target.kind.replace('_', ' ')} ${one.target.value ?? ''}`.trim() : '';
   switch (one.action) {
     case 'block':
       return `Blocked: ${whom || 'all traffic'}`;

@@ -3,6 +3,7 @@ import { date, exact } from './format';
 import type { CurrentLimit, Override, Quota } from './types';
 
 export function limitInWords(own: Override): string {
+  if (own.limit) return own.limit;
   return `${exact(own.requests_per_unit)} / ${own.unit}${own.burst ? `, burst ${exact(own.burst)}` : ''}`;
 }
 

@@ -12,6 +12,24 @@ export interface Override {
   requests_per_unit: number;
   unit: string;
   burst?: number;
+  /** In place of a rate. */
+  limit?: 'unlimited';
+  /** Whether it replaces the rule's limits of other periods too. */
+  replace?: 'all';
+}
+
+/** A caller's limits of one rule. */
+export interface LimitsInForce {
+  unlimited: boolean;
+  limits: { limit: number; count: number; window: string; algorithm: string; cost?: string; source: string; enforced?: boolean }[];
+}
+
+/** What a change of a quota would do. */
+export interface QuotaPreview {
+  rules: { domain: string; rule: string; descriptor: string; reference: string; before: LimitsInForce; after: LimitsInForce }[];
+  /** Why it needs a confirmation. */
+  confirm: string[];
+  warnings: string[];
 }
 
 export interface Quota {
@@ -267,6 +285,15 @@ export interface RuleList {
   next_before?: number | null;
 }
 
+/** The rule files of the node. */
+export interface RuleFilesState {
+  active_revision: string;
+  /** Changed files that wait for a confirmation. */
+  pending: { revision: string; reasons: string[] } | null;
+  /** How the files differ from the published rules, which are active in their place. */
+  drift: { rev: number; files_revision: string | null; error: string | null; diff: RuleChange[] } | null;
+}
+
 export interface TreeLimit {
   limit: string;
   role: string;
@@ -277,7 +304,7 @@ export interface TreeRule {
   file: string;
   line: number;
   limits: TreeLimit[];
-  tiers: { tier: string; limits: TreeLimit[] }[];
+  tiers: { tier: string; limits: TreeLimit[]; unlimited: boolean }[];
   unlimited: boolean;
   class: string;
   action: string;
@@ -316,9 +343,13 @@ export interface Usage {
   api_key: string;
   domain?: string;
   tier: string | null;
+  tier_source?: 'quota' | 'stated' | 'last_request' | null;
+  /** Limits by tier, if the caller's tier is not known. */
+  tiers?: { tier: string; rule: string; descriptor: string; limits: string[] }[];
   limits: UsageLimit[];
   /** Rules that need more attributes. */
   needs?: { rule: string; descriptor: string; attributes: string[] }[];
+  unlimited?: { rule: string; descriptor: string }[];
   grants?: { id: string; rules: string[] | null; units: number; remaining: number; expires_at: string }[];
 }
 
@@ -335,12 +366,13 @@ export type EmergencyAction = 'block' | 'tighten' | 'exempt' | 'disable_rule' | 
 export interface Emergency {
   id: string | number;
   action: EmergencyAction;
-  target: { kind: string; value: string | null } | null;
+  target: { kind: string; key?: string; value: string | null } | null;
   factor?: number | null;
   reason: string;
   author: string;
   created_at: string;
-  expires_at: string;
+  /** Null if it stays in force until it is ended. */
+  expires_at: string | null;
   revision: number;
 }
 

@@ -52,10 +52,11 @@ async fn create(
     StrictQuery(key): StrictQuery<KeyParameter>,
     Json(mut draft): Json<EmergencySpec>,
 ) -> ApiResult {
+    draft.target = draft.target.map(EmergencyTarget::resolved);
     if let Some(target) = draft.target.as_mut().filter(|target| target.kind == TargetKind::ApiKey) {
         let caller = CallerPath::by_key(&admin, std::mem::take(&mut target.value), key.spelled()).await?;
         if matches!(caller, CallerPath::Value { .. }) {
-            let detail = "must be api_key: the target is an API key; for other callers use the kinds tenant and address";
+            let detail = "must be api_key: the target is an API key; for other callers use the kinds tenant, address and attribute";
             return Err(Problem::bad(detail).in_field("key").into());
         }
         caller.attribute()?.1.clone_into(&mut target.value);
@@ -80,8 +81,11 @@ async fn declare_by_id(
             .in_field("target")
             .into());
     }
-    draft.target =
-        Some(EmergencyTarget { kind: TargetKind::ApiKey, value: caller.attribute()?.1.to_owned() });
+    draft.target = Some(EmergencyTarget {
+        kind: TargetKind::ApiKey,
+        key: None,
+        value: caller.attribute()?.1.to_owned(),
+    });
     let declared = admin.control()?.create_emergency(draft, &(admin.rules)(), &actor).await??;
     Ok(json_response(StatusCode::CREATED, &declared))
 }

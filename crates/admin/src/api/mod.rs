@@ -14,6 +14,7 @@ pub(crate) mod log_level;
 pub(crate) mod openapi;
 pub(crate) mod overload;
 pub(crate) mod quota_bulk;
+pub(crate) mod quota_preview;
 pub(crate) mod quotas;
 mod region;
 pub(crate) mod replica;

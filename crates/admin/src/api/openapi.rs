@@ -30,7 +30,7 @@ struct Header;
 
 /// Response schemas that allow no additional properties. Request schemas declare this themselves.
 #[doc(hidden)]
-pub const CLOSED_SCHEMAS: [&str; 28] = [
+pub const CLOSED_SCHEMAS: [&str; 29] = [
     "ActiveRuleTexts",
     "ActiveRules",
     "AffectedCaller",
@@ -47,6 +47,7 @@ pub const CLOSED_SCHEMAS: [&str; 28] = [
     "PublishedRules",
     "RuleDiagnostic",
     "RuleDiff",
+    "RuleDrift",
     "RuleFilesState",
     "RuleRevision",
     "RuleRevisions",

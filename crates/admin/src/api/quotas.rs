@@ -1,6 +1,7 @@
 //! Quota endpoints for single callers: list, get, set, delete. `If-Match` makes a change conditional on the quota's
 //! revision.
 
+use super::quota_preview::{QuotasInForce, in_force};
 use super::schemas::{ApiKeyParameter, CallerIdParameter, Preconditions};
 use crate::AdminState;
 use crate::auth::{Operator, Viewer};
@@ -8,7 +9,7 @@ use crate::body::Json;
 use crate::caller_path::{CallerPath, SentCaller};
 use crate::error::ApiResult;
 use crate::query::{ConfirmParameter, KeyParameter, QuotaDeletion, StrictQuery};
-use crate::quota_guard;
+use crate::quota_guard::{self, QuotaGuard};
 use crate::response::{json_response, no_content};
 use axum::extract::State;
 use axum::response::Response;
@@ -16,8 +17,9 @@ use http::header::{ETAG, HeaderValue, IF_MATCH, IF_NONE_MATCH};
 use http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use tollgate_control::{Actor, Cursor, Precondition, Quota, QuotaFilter, QuotaPage, QuotaSpec};
+use tollgate_control::{Actor, Cursor, Precondition, Quota, QuotaChange, QuotaFilter, QuotaPage, QuotaSpec};
 use tollgate_http::problem::Problem;
+use tollgate_rules::Ruleset;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -81,7 +83,12 @@ async fn read(admin: &AdminState, caller: &CallerPath) -> ApiResult {
     let found = admin.control()?.quota(caller.caller()).await?;
     let detail = "this caller has no quota; the rules apply";
     let found = found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "Not found", detail))?;
-    Ok(quota_response(caller, &found))
+    let rules = (admin.rules)();
+    let mut change = admin.control()?.quota_change(caller.caller(), Some(&found.spec()), &rules).ok();
+    if let Some(change) = &mut change {
+        QuotaGuard::new(admin)?.set_request_tier(change).await;
+    }
+    Ok(quota_response(caller, &found, change.map(|change| (change, rules))))
 }
 
 /// Sets a caller's quota, replacing the existing one.
@@ -129,8 +136,18 @@ async fn replace(
     if !draft.confirm {
         quota_guard::check(admin, caller.caller(), Some(&draft), expected).await?;
     }
+    // An invalid quota is rejected below, after the precondition.
+    let mut change = admin.control()?.quota_change(caller.caller(), Some(&draft), &rules).ok();
+    if let Some(change) = &mut change {
+        QuotaGuard::new(admin)?.set_request_tier(change).await;
+    }
     let put = admin.control()?.put_quota(caller.caller(), draft, &rules, expected, actor).await??;
-    Ok(quota_response(caller, &put))
+    Ok(quota_response(caller, &put, change.map(|change| (change, rules))))
+}
+
+/// Returns a quota that sets something; none if the caller is to have no quota.
+pub(super) fn read_draft(draft: &QuotaSpec) -> Option<&QuotaSpec> {
+    (draft.tier.is_some() || !draft.overrides.is_empty()).then_some(draft)
 }
 
 /// Deletes a caller's quota; the rules apply again.
@@ -185,10 +202,26 @@ struct KeyedQuota<'q> {
     caller: SentCaller<'q>,
     #[serde(flatten)]
     quota: &'q Quota,
+    /// The limits in force for the caller with this quota; absent if the rules changed and it is no longer valid.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = QuotasInForce)]
+    quotas: Option<QuotasInForce>,
+    /// What the quota does not do, or not alone.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    warnings: Vec<String>,
 }
 
-fn quota_response(caller: &CallerPath, quota: &Quota) -> Response {
-    let mut response = json_response(StatusCode::OK, &KeyedQuota { caller: caller.sent(), quota });
+/// `compiled` is the change by which the caller gets, or got, this quota.
+fn quota_response(
+    caller: &CallerPath,
+    quota: &Quota,
+    compiled: Option<(QuotaChange, Arc<Ruleset>)>,
+) -> Response {
+    let quotas = compiled.as_ref().map(|(change, rules)| in_force(change, rules));
+    let warnings = compiled.map_or_else(Vec::new, |(change, _)| change.warnings);
+    let body = KeyedQuota { caller: caller.sent(), quota, quotas, warnings };
+    let mut response = json_response(StatusCode::OK, &body);
     if let Ok(tag) = HeaderValue::from_str(&format!("\"r{}\"", quota.revision)) {
         response.headers_mut().insert(ETAG, tag);
     }

@@ -1,4 +1,5 @@
-//! Endpoints of changed rule files that wait for confirmation (`--guard-files`): show what waits, confirm it.
+//! Endpoints of this node's rule files: changed ones that wait for confirmation (`--guard-files`), and how they differ from
+//! published rules.
 //!
 //! Each node reads its own files, so a confirmation applies to the node that receives it.
 
@@ -9,11 +10,10 @@ use crate::error::{ApiResult, control_problem};
 use crate::query::{NoParameters, StrictQuery};
 use crate::response::json_response;
 use axum::extract::State;
-use axum::response::Response;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use tollgate_control::ControlError;
+use tollgate_control::{ControlError, RuleDiff};
 use tollgate_http::problem::Problem;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -26,6 +26,21 @@ pub struct PendingFiles {
     pub revision: String,
     /// Why they need confirmation.
     pub reasons: Vec<String>,
+}
+
+/// Rule files that differ from the published rules, which are active in their place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct RuleDrift {
+    /// Number of the published revision.
+    pub rev: i64,
+    /// Rules hash of the files; null if they are broken.
+    #[schema(required = true)]
+    pub files_revision: Option<String>,
+    /// What is wrong with the files; null if nothing is.
+    #[schema(required = true)]
+    pub error: Option<String>,
+    /// What would change with the files; empty if the same rules are written in other words.
+    pub diff: Vec<RuleDiff>,
 }
 
 /// Why files could not be confirmed; nothing has changed.
@@ -47,6 +62,9 @@ pub trait RuleFilesControl: Send + Sync {
     /// Returns the files that wait for confirmation.
     fn pending(&self) -> Option<PendingFiles>;
 
+    /// Returns how the files differ from published rules; `None` if they do not, or there are none.
+    fn drift(&self) -> Option<RuleDrift>;
+
     /// Makes the files with this rules hash active.
     ///
     /// # Errors
@@ -66,19 +84,27 @@ struct RuleFilesState {
     /// Changed files that wait for confirmation; null if none do.
     #[schema(required = true)]
     pending: Option<PendingFiles>,
+    /// How the files differ from the published rules, which are active in their place; null if they do not, or nothing is
+    /// published.
+    #[schema(required = true)]
+    drift: Option<RuleDrift>,
 }
 
-fn state(admin: &AdminState) -> Response {
-    let active_revision = (admin.rules)().revision().to_owned();
-    json_response(StatusCode::OK, &RuleFilesState { active_revision, pending: admin.rule_files.pending() })
+/// On a blocking thread: files are compiled to be compared.
+async fn state(admin: &AdminState) -> ApiResult {
+    let (active_revision, files) = ((admin.rules)().revision().to_owned(), Arc::clone(&admin.rule_files));
+    let reading = tokio::task::spawn_blocking(move || (files.pending(), files.drift())).await;
+    let (pending, drift) =
+        reading.map_err(|error| control_problem(ControlError::Corrupt(error.to_string())))?;
+    Ok(json_response(StatusCode::OK, &RuleFilesState { active_revision, pending, drift }))
 }
 
-/// Returns the changed rule files of this node that wait for confirmation.
+/// Returns the state of this node's rule files: changes that wait for confirmation, and differences from published rules.
 #[utoipa::path(get, path = "/admin/v1/rules/files", operation_id = "GET_rules_files",
     responses((status = 200, description = "The state of the rule files.", body = RuleFilesState)),
     extensions(("x-role" = json!("viewer"))))]
-async fn get(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<NoParameters>) -> Response {
-    state(&admin)
+async fn get(State(admin): State<Arc<AdminState>>, _: Viewer, _: StrictQuery<NoParameters>) -> ApiResult {
+    state(&admin).await
 }
 
 /// The files to confirm.
@@ -108,7 +134,7 @@ async fn confirm(
     let done = tokio::task::spawn_blocking(move || files.confirm(&confirmed)).await;
     done.map_err(|error| control_problem(ControlError::Corrupt(error.to_string())))?.map_err(problem)?;
     tracing::warn!(by = actor.name, revision, "rule files confirmed through the admin API");
-    Ok(state(&admin))
+    state(&admin).await
 }
 
 fn problem(error: ConfirmFilesError) -> Problem {

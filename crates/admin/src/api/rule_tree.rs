@@ -66,6 +66,7 @@ struct TreeLimit {
 struct TreeTier {
     tier: String,
     limits: Vec<TreeLimit>,
+    unlimited: bool,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -118,9 +119,13 @@ fn rule(rule: &Rule) -> TreeRule {
         tiers: rule
             .tiers
             .iter()
-            .map(|(tier, set)| TreeTier { tier: tier.to_string(), limits: limits(set) })
+            .map(|(tier, set)| TreeTier {
+                tier: tier.to_string(),
+                limits: limits(set),
+                unlimited: set.unlimited,
+            })
             .collect(),
-        unlimited: rule.unlimited,
+        unlimited: rule.limits.unlimited,
         class: match rule.class {
             Class::Comfort => TreeClass::Comfort,
             Class::Security => TreeClass::Security,

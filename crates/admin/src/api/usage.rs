@@ -8,6 +8,7 @@ use crate::auth::{Operator, Viewer};
 use crate::body::Json;
 use crate::caller_path::{CallerPath, SentCaller};
 use crate::error::{ApiError, ApiResult, unprocessable};
+use crate::last_tier::{LastTier, last_tier};
 use crate::path::LastSegment;
 use crate::query::{ConfirmParameter, KeyParameter, NoParameters, StrictQuery};
 use crate::quota_guard;
@@ -19,18 +20,20 @@ use http::StatusCode;
 use http::request::Parts;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use tollgate_control::{Actor, GrantRecord, GrantSpec, rfc3339};
-use tollgate_core::{CounterStore, Timestamp};
+use tollgate_core::{Algorithm, CounterStore, Timestamp};
 use tollgate_engine::{
-    GrantBalance, LimitUsage, Limiter, Network, UnmatchedRule, Usage, UsageError, UsageOf as EngineUsageOf,
-    Window,
+    GrantBalance, LimitUsage, Limiter, Network, UnlimitedRule, UnmatchedRule, Usage, UsageError,
+    UsageOf as EngineUsageOf, Window,
 };
 use tollgate_http::problem::Problem;
-use tollgate_rules::{CALLER_KEY, Role as LimitRole, Ruleset};
+use tollgate_rules::{CALLER_KEY, Domain, PerCallerRule, Role as LimitRole, Ruleset};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -103,6 +106,24 @@ impl UsageQuery {
         Self { domain, key: key.to_owned(), attributes: vec![(key.to_owned(), counted)], address, rule: None }
     }
 
+    /// Adds the tier of the caller's latest request, if no tier is stated; returns where the tier is from.
+    async fn add_last_tier(&mut self, admin: &AdminState) -> Option<TierSource> {
+        let rules = (admin.rules)();
+        let domain =
+            found_domain(&rules, self.domain.as_deref()).filter(|domain| domain.depends_on_tier())?;
+        let stated = |key: &str| self.attributes.iter().find(|(name, _)| name == key);
+        if stated(domain.tier_key()).is_some() {
+            return Some(TierSource::Stated);
+        }
+        let (_, value) = stated(&self.key)?;
+        match last_tier(admin, domain, &self.key, value).await {
+            LastTier::Unknown => return None,
+            LastTier::Absent => {}
+            LastTier::Named(tier) => self.attributes.push((domain.tier_key().to_owned(), tier)),
+        }
+        Some(TierSource::LastRequest)
+    }
+
     fn pairs(&self) -> Vec<(&str, &str)> {
         self.attributes.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
     }
@@ -113,8 +134,20 @@ impl UsageQuery {
     }
 }
 
-/// The caller from the path, with the usage query.
-struct UsageOf(CallerPath, UsageQuery);
+/// The caller from the path, with the usage query, and where its tier is from if it has no quota; `None` if it is not known.
+struct UsageOf(CallerPath, UsageQuery, Option<TierSource>);
+
+/// Where a caller's tier is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum TierSource {
+    /// The caller's quota.
+    Quota,
+    /// The attributes that the reader states.
+    Stated,
+    /// The caller's latest request to this node.
+    LastRequest,
+}
 
 impl FromRequestParts<Arc<AdminState>> for UsageOf {
     type Rejection = ApiError;
@@ -132,7 +165,16 @@ impl FromRequestParts<Arc<AdminState>> for UsageOf {
         }
         let mut of = UsageQuery::of(admin, values.pop().flatten(), key, value);
         of.attributes.extend(attributes);
-        Ok(Self(caller, of))
+        let source = of.add_last_tier(admin).await;
+        Ok(Self(caller, of, source))
+    }
+}
+
+/// Returns the domain with this name, or the first one: without a name there is only one.
+fn found_domain<'r>(rules: &'r Ruleset, name: Option<&str>) -> Option<&'r Domain> {
+    match name {
+        Some(name) => rules.domain(name),
+        None => rules.domains().next(),
     }
 }
 
@@ -187,9 +229,9 @@ async fn get_by_id(State(admin): State<Arc<AdminState>>, _: Viewer, of: UsageOf)
     read(&admin, of).await
 }
 
-async fn read(admin: &AdminState, UsageOf(caller, of): UsageOf) -> ApiResult {
+async fn read(admin: &AdminState, UsageOf(caller, of, source): UsageOf) -> ApiResult {
     let usage = admin.usage.usage(&of).await.map_err(usage_unavailable)?;
-    Ok(usage_response(&caller, &of.key, &usage))
+    Ok(usage_response(admin, &caller, (&of, source), &usage))
 }
 
 /// Which usage to reset, and the reason.
@@ -231,7 +273,7 @@ async fn reset_by_id(
 
 async fn reset_usage(
     admin: &AdminState,
-    UsageOf(caller, mut of): UsageOf,
+    UsageOf(caller, mut of, source): UsageOf,
     sent: Reset,
     actor: &Actor,
 ) -> ApiResult {
@@ -243,7 +285,7 @@ async fn reset_usage(
         .audit_reset(caller.caller(), of.rule.as_deref(), &sent.reason, recorded, actor)
         .await??;
     let usage = admin.usage.reset(&of).await.map_err(usage_unavailable)?;
-    Ok(usage_response(&caller, &of.key, &usage))
+    Ok(usage_response(admin, &caller, (&of, source), &usage))
 }
 
 /// Grants a caller extra units, once.
@@ -360,13 +402,57 @@ struct UsageBody<'u> {
     domain: String,
     #[schema(required = true)]
     tier: Option<String>,
+    /// Where the tier is from, or that there is none; null if it is not known, or no limit depends on it.
+    #[schema(required = true)]
+    tier_source: Option<TierSource>,
+    /// Limits by tier, if the rules have some and the caller's tier is not known: no quota names it, and this node has no
+    /// recent request of the caller.
+    tiers: Vec<LimitsOfTier>,
     /// The window of the caller's own first limit; absent if it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = CurrentWindow)]
     current_window: Option<CurrentWindow>,
+    /// The limits of the caller's own that are in force, by what an override calls their rule: `default`,
+    /// `endpoint:POST /orders`. Of several limits of a rule, the one with the least left.
+    usage: BTreeMap<String, UsedUnits>,
     limits: Vec<UsedLimit>,
+    /// Rules that set no rate for the caller; absent if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    unlimited: Vec<LiftedRule>,
     needs: Vec<NeededAttributes>,
     grants: Vec<LeftOfGrant>,
+}
+
+/// A rule's limits for callers of one tier.
+#[derive(Serialize, ToSchema)]
+struct LimitsOfTier {
+    tier: String,
+    rule: String,
+    descriptor: String,
+    /// The limits, as in `gcra 100/1m`.
+    limits: Vec<String>,
+}
+
+/// Used units of a limit. Without a limit, all are `null` and `unlimited` is true.
+#[derive(Serialize, ToSchema)]
+struct UsedUnits {
+    #[schema(required = true)]
+    used: Option<u64>,
+    #[schema(required = true)]
+    limit: Option<u64>,
+    #[schema(required = true)]
+    remaining: Option<u64>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    unlimited: bool,
+}
+
+/// A rule that sets no rate for the caller: its quota, its tier or the rule says `unlimited`.
+#[derive(Serialize, ToSchema)]
+struct LiftedRule {
+    rule: String,
+    descriptor: String,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -443,19 +529,82 @@ pub(super) struct LeftOfGrant {
     expires_at: String,
 }
 
-fn usage_response(caller: &CallerPath, key: &str, usage: &Usage) -> Response {
+fn usage_response(
+    admin: &AdminState,
+    caller: &CallerPath,
+    (of, source): (&UsageQuery, Option<TierSource>),
+    usage: &Usage,
+) -> Response {
+    let rules = (admin.rules)();
+    let quota_tier = || {
+        let change = admin.control.as_ref()?.quota_change(caller.caller(), None, &rules).ok()?;
+        Some(change.before?.tier()?.to_owned())
+    };
+    let tier_source = if quota_tier().is_some() { Some(TierSource::Quota) } else { source };
+    let tiers = match (tier_source, rules.domain(&usage.domain)) {
+        (None, Some(domain)) => limits_by_tier(domain, of),
+        _ => Vec::new(),
+    };
     let own = usage.limits.iter().filter(|one| !one.is_shared);
     let body = UsageBody {
         caller: caller.sent(),
-        key,
+        key: &of.key,
+        tier_source,
+        tiers,
         current_window: own.filter_map(|one| one.window).map(current_window).next(),
         domain: usage.domain.clone(),
         tier: usage.tier.clone(),
+        usage: used_units(usage),
         limits: usage.limits.iter().map(used_limit).collect(),
+        unlimited: usage
+            .unlimited
+            .iter()
+            .map(|one| LiftedRule { rule: one.rule.clone(), descriptor: one.descriptor.clone() })
+            .collect(),
         needs: usage.unmatched.iter().map(needs).collect(),
         grants: usage.grants.iter().map(left).collect(),
     };
     json_response(StatusCode::OK, &body)
+}
+
+/// Returns the limits by tier of the rules with a counter for each caller.
+fn limits_by_tier(domain: &Domain, of: &UsageQuery) -> Vec<LimitsOfTier> {
+    let rules = domain.per_caller_rules(&of.key, &of.pairs());
+    let of_rule = |one: PerCallerRule<'_>| -> Vec<LimitsOfTier> {
+        let tiers = one.rule.tiers.iter().map(|(tier, set)| LimitsOfTier {
+            tier: tier.clone(),
+            rule: one.rule.name.clone(),
+            descriptor: one.path.clone(),
+            limits: match set.unlimited {
+                true => vec!["unlimited".to_owned()],
+                false => set.limits.iter().map(|limit| limit.limit.to_string()).collect(),
+            },
+        });
+        tiers.collect()
+    };
+    rules.into_iter().flat_map(of_rule).collect()
+}
+
+/// Returns what is used of the limits that can deny the caller, by rule.
+fn used_units(usage: &Usage) -> BTreeMap<String, UsedUnits> {
+    let lifted = |one: &UnlimitedRule| {
+        (one.reference.clone(), UsedUnits { used: None, limit: None, remaining: None, unlimited: true })
+    };
+    let mut all: BTreeMap<String, UsedUnits> = usage.unlimited.iter().map(lifted).collect();
+    let decides = |one: &&LimitUsage| {
+        let is_live = matches!(one.role, LimitRole::Live | LimitRole::Quota);
+        is_live && !one.is_shared && one.limit.algorithm() != Algorithm::Concurrency
+    };
+    for one in usage.limits.iter().filter(decides) {
+        let (limit, remaining) = (Some(one.limit.capacity()), one.remaining);
+        let read = UsedUnits { used: one.used(), limit, remaining, unlimited: false };
+        match all.entry(one.reference.clone()) {
+            Entry::Vacant(entry) => drop(entry.insert(read)),
+            Entry::Occupied(mut entry) if remaining < entry.get().remaining => drop(entry.insert(read)),
+            Entry::Occupied(_) => {}
+        }
+    }
+    all
 }
 
 fn current_window((start, end): (Timestamp, Timestamp)) -> CurrentWindow {

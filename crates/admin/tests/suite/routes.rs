@@ -14,7 +14,7 @@ use std::sync::Arc;
 use tollgate_admin::{
     AdminState, AuthMode, CLOSED_SCHEMAS, ConfirmFilesError, DumpSlots, ExplainFuture, ExplainQuery,
     Explainer, FailedAuthThrottle, LogLevels, LogSettings, NodeCache, OverloadReport, PendingFiles,
-    RuleFilesControl, Sessions, UsageFuture, UsageQuery, UsageReader, router_for,
+    RuleDrift, RuleFilesControl, Sessions, UsageFuture, UsageQuery, UsageReader, router_for,
 };
 use tollgate_control::Role;
 use tollgate_engine::UsageError;
@@ -78,6 +78,10 @@ impl Explainer for Process {
 
 impl RuleFilesControl for Process {
     fn pending(&self) -> Option<PendingFiles> {
+        None
+    }
+
+    fn drift(&self) -> Option<RuleDrift> {
         None
     }
 

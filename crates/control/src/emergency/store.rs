@@ -8,9 +8,11 @@ use crate::control_plane::{ChangeEvent, ControlPlane};
 use crate::db::on;
 use crate::db::time::format_millis;
 use crate::db::transaction::{Actor, ChangeRecord, writing};
-use crate::emergency::record::{EmergencyRecord, EmergencyRow, EmergencySpec, EmergencyTarget, parse_ttl};
+use crate::emergency::record::{
+    EmergencyRecord, EmergencyRow, EmergencySpec, EmergencyTarget, from_serialized_name, parse_ttl,
+    serialized_name, shown_expiry,
+};
 use crate::error::{ControlError, ValidationError, invalid};
-use serde::{Deserialize, Serialize};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use tollgate_replica::ReplicatedMeasure;
@@ -30,28 +32,17 @@ const SELECT_ONE: &str =
 const INSERT: &str = "INSERT INTO emergencies (id, action, kind, target, shown, factor, reason, author,
      created_at, expires_at, ended, revision) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 0, $11)";
 
-/// Returns the serialized name of an action or target kind, which is also its stored form.
-fn serialized_name<T: Serialize>(value: &T) -> String {
-    serde_json::to_value(value).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
-}
-
-fn from_serialized_name<T: for<'a> Deserialize<'a>>(name: &str) -> Result<T, ControlError> {
-    serde_json::from_value(name.into()).map_err(|_| {
-        ControlError::Corrupt(format!("unknown action or target kind `{name}` of an emergency measure"))
-    })
-}
-
 fn record_from_row(row: &EmergencyRow) -> Result<EmergencyRecord, ControlError> {
     let (id, action, kind, _, shown, factor, reason, author, created_at, expires_at, revision) = row;
     Ok(EmergencyRecord {
         id: id.clone(),
         action: from_serialized_name(action)?,
-        target: EmergencyTarget { kind: from_serialized_name(kind)?, value: shown.clone() },
+        target: EmergencyTarget::from_stored(kind, shown)?,
         factor: factor.map(|thousandths| thousandths as f64 / 1_000.0),
         reason: reason.clone(),
         author: author.clone(),
         created_at: format_millis(*created_at),
-        expires_at: format_millis(*expires_at),
+        expires_at: shown_expiry(*expires_at),
         revision: *revision,
     })
 }
@@ -108,25 +99,25 @@ impl ControlPlane {
             let created = EmergencyRecord {
                 id: id.clone(),
                 action: valid.action,
-                target: EmergencyTarget { kind: valid.kind, value: valid.target_display.clone() },
+                target: valid.target_display.clone(),
                 factor: valid.thousandths.map(|thousandths| thousandths as f64 / 1_000.0),
                 reason: valid.reason.clone(),
                 author: actor.name.clone(),
                 created_at: format_millis(now),
-                expires_at: format_millis(now + valid.ttl),
+                expires_at: shown_expiry(valid.expires_at(now)),
                 revision: head.0,
             };
             sqlx::query(INSERT)
                 .bind(id.clone())
                 .bind(serialized_name(&valid.action))
-                .bind(serialized_name(&valid.kind))
+                .bind(valid.target_display.stored_kind())
                 .bind(valid.target.clone())
-                .bind(valid.target_display.clone())
+                .bind(valid.target_display.value.clone())
                 .bind(valid.thousandths)
                 .bind(created.reason.clone())
                 .bind(created.author.clone())
                 .bind(now)
-                .bind(now + valid.ttl)
+                .bind(valid.expires_at(now))
                 .bind(head.0)
                 .execute(&mut *tx)
                 .await?;
@@ -200,6 +191,8 @@ impl ControlPlane {
             let before = record_from_row(&row)?;
             let (ended, until) = match change {
                 EmergencyChange::End(_) => (1_i64, row.9),
+                // What does not expire needs no extension.
+                EmergencyChange::Extend(_) if shown_expiry(row.9).is_none() => (0, row.9),
                 EmergencyChange::Extend(until) => (0, until),
             };
             sqlx::query("UPDATE emergencies SET ended = $2, expires_at = $3, revision = $4 WHERE id = $1")
@@ -210,7 +203,7 @@ impl ControlPlane {
                 .execute(&mut *tx)
                 .await?;
             let after =
-                EmergencyRecord { expires_at: format_millis(until), revision: head.0, ..before.clone() };
+                EmergencyRecord { expires_at: shown_expiry(until), revision: head.0, ..before.clone() };
             let after_json = match change {
                 EmergencyChange::End(reason) => reason_only(reason),
                 EmergencyChange::Extend(_) => audit_json(&after),

@@ -22,7 +22,7 @@ use crate::preview::merge::{SliceBudget, merge};
 use crate::preview::pseudonym::KnownValues;
 use crate::preview::recent_requests::RecentRequests;
 use crate::preview::replay::{ImpactReport, replay_with_ids};
-use crate::preview::report::{ChangeKind, PreviewReport, RuleDiagnostic, RuleDiff};
+use crate::preview::report::{PreviewReport, RuleDiagnostic, RuleDiff};
 use crate::preview::sample::TrafficSample;
 use std::sync::Arc;
 use tokio::sync::Mutex;
@@ -84,20 +84,10 @@ impl Preview {
                 return (PreviewReport { errors, ..PreviewReport::default() }, None);
             }
         };
-        let change = |change: tollgate_rules::RuleChange| RuleDiff {
-            rule: change.rule,
-            change: match (&change.before, &change.after) {
-                (None, _) => ChangeKind::Added,
-                (_, None) => ChangeKind::Removed,
-                _ => ChangeKind::Changed,
-            },
-            before: change.before,
-            after: change.after,
-        };
         let report = PreviewReport {
             errors: Vec::new(),
             warnings: candidate.warnings().iter().map(RuleDiagnostic::from).collect(),
-            diff: active.diff(&candidate).into_iter().map(change).collect(),
+            diff: active.diff(&candidate).into_iter().map(RuleDiff::from).collect(),
             confirm: Vec::new(),
             rehearsal: None,
         };

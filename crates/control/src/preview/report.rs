@@ -2,7 +2,7 @@
 
 use crate::preview::replay::ImpactReport;
 use serde::Serialize;
-use tollgate_rules::Diagnostic;
+use tollgate_rules::{Diagnostic, RuleChange};
 use utoipa::ToSchema;
 
 /// An error or warning in a rule file.
@@ -46,6 +46,17 @@ pub struct RuleDiff {
     pub after: Option<String>,
 }
 
+impl From<RuleChange> for RuleDiff {
+    fn from(change: RuleChange) -> Self {
+        let kind = match (&change.before, &change.after) {
+            (None, _) => ChangeKind::Added,
+            (_, None) => ChangeKind::Removed,
+            _ => ChangeKind::Changed,
+        };
+        Self { rule: change.rule, change: kind, before: change.before, after: change.after }
+    }
+}
+
 /// Kind of a rule difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -85,6 +96,10 @@ pub enum ConfirmKind {
     SecurityRuleRemoved,
     /// A rule of class `security` protects less.
     SecurityRuleWeakened,
+    /// A rule admits nothing, and admitted something before.
+    AdmitsNothing,
+    /// A rule admits a tenth or less.
+    LimitCut,
 }
 
 /// Report on candidate rules before they are published.

@@ -109,6 +109,18 @@ impl TrafficSample {
         merge([self.slices()], SliceBudget { requests: usize::MAX, bytes: usize::MAX })
     }
 
+    /// Reads the latest sampled request to a domain with this caller, that is, with the value of an attribute.
+    pub fn last_request<T>(
+        &self,
+        domain: &str,
+        caller: (&str, &str),
+        read: impl FnOnce(&SampledRequest) -> T,
+    ) -> Option<T> {
+        let slices = self.slices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut latest = slices.iter().rev().flat_map(|slice| slice.requests.iter().rev());
+        latest.find(|one| &*one.domain == domain && one.entries().any(|entry| entry == caller)).map(read)
+    }
+
     fn is_large(&self, caller: u64) -> bool {
         self.large.iter().any(|large| large.load(Ordering::Relaxed) == caller)
     }

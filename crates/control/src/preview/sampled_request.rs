@@ -87,6 +87,12 @@ impl SampledRequest {
         }
     }
 
+    /// Returns the value of an attribute.
+    #[must_use]
+    pub fn value(&self, name: &str) -> Option<&str> {
+        self.entries().find_map(|(key, value)| (key == name).then_some(value))
+    }
+
     /// Returns all keys and values.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
         let (attributes, descriptors): (&[_], &[SampledDescriptor]) = match &self.input {

@@ -89,6 +89,14 @@ pub struct Quota {
     pub revision: i64,
 }
 
+impl Quota {
+    /// Returns the request that sets this quota, without its times: those have been validated.
+    #[must_use]
+    pub fn spec(&self) -> QuotaSpec {
+        QuotaSpec { tier: self.tier.clone(), overrides: self.overrides.clone(), ..QuotaSpec::default() }
+    }
+}
+
 /// A validated quota.
 #[derive(Clone, Debug)]
 pub(crate) struct ValidQuota {
@@ -98,6 +106,10 @@ pub(crate) struct ValidQuota {
     pub(crate) expires_at: Option<i64>,
     pub(crate) reason: String,
     pub(crate) author: Option<String>,
+    /// The terms, compiled for the active rules.
+    pub(crate) compiled: CallerOverrides,
+    /// What the sender may not have expected.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// Maximum number of overrides per caller.
@@ -113,24 +125,25 @@ impl QuotaSpec {
         key: &str,
         value: Option<&str>,
     ) -> Result<ValidQuota, ValidationError> {
+        let mut warnings = Vec::new();
         let problem = |place: &str, detail: String| Err(ValidationError { place: place.to_owned(), detail });
         if self.tier.is_none() && self.overrides.is_empty() {
             return problem("tier", "quota is empty; set `tier`, `overrides`, or both".to_owned());
         }
         if let Some(tier) = &self.tier {
             check_text("tier", tier, 1, 64)?;
-            if let Some(reason) = inert_tier(rules, key, tier) {
-                return problem("tier", reason);
-            }
+            warnings.extend(inert_tier(rules, key, tier));
         }
         if self.overrides.len() > MAX_OVERRIDES {
             return problem("overrides", format!("must have at most {MAX_OVERRIDES} entries"));
         }
         for (i, own) in self.overrides.iter().enumerate() {
-            check_text(&format!("overrides[{i}].descriptor"), &own.descriptor, 1, 512)?;
-            check_text(&format!("overrides[{i}].unit"), &own.unit, 1, 64)?;
+            check_text(&format!("overrides[{i}].descriptor"), &own.0.descriptor, 1, 512)?;
+            if let Some(rate) = &own.0.limit {
+                check_text(&format!("overrides[{i}].unit"), &rate.period, 1, 64)?;
+            }
         }
-        let overrides: Vec<Override> = self.overrides.iter().map(QuotaOverride::to_rule).collect();
+        let overrides: Vec<Override> = self.overrides.iter().map(|own| own.0.clone()).collect();
         let (compiled, unfit) = rules.compile_overrides(key, self.tier.as_deref(), &overrides);
         if let Some(unfit) = unfit.into_iter().next() {
             let field = if unfit.field == "period" { "unit" } else { unfit.field };
@@ -156,11 +169,11 @@ impl QuotaSpec {
             check_text("author", author, 1, 128)?;
         }
         let Self { tier, overrides, reason, author, .. } = self;
-        Ok(ValidQuota { tier, overrides, effective_at, expires_at, reason, author })
+        Ok(ValidQuota { tier, overrides, effective_at, expires_at, reason, author, compiled, warnings })
     }
 }
 
-/// Returns why a tier would change nothing. The tier of an API key is for all rules, that of another attribute for those
+/// Returns why a tier changes nothing until a rule has limits for it. The tier of an API key is for all rules, that of another attribute for those
 /// that count by it.
 fn inert_tier(rules: &Ruleset, key: &str, tier: &str) -> Option<String> {
     let own = || rules.rules().iter().filter(|rule| key == CALLER_KEY || rules.rule_counts_by(rule.id, key));
@@ -170,12 +183,11 @@ fn inert_tier(rules: &Ruleset, key: &str, tier: &str) -> Option<String> {
     if !own().any(Rule::depends_on_tier) {
         let which = if key == CALLER_KEY { String::new() } else { format!(" that counts by `{key}`") };
         return Some(format!(
-            "no rule{which} depends on the caller's tier; omit it, or add `tiers` to a rule first"
+            "no rule{which} depends on the caller's tier: tier `{tier}` has no effect until one has `tiers`"
         ));
     }
-    let built_in = BUILT_IN_TIERS.join(", ");
     (!BUILT_IN_TIERS.contains(&tier))
-        .then(|| format!("no rule has limits for tier `{tier}`; use a tier of a rule, or {built_in}"))
+        .then(|| format!("no rule has limits for tier `{tier}`: the rules' own limits apply until one has"))
 }
 
 /// Returns why an override would change nothing: this caller never matches its rules, or they deny nothing.
@@ -199,8 +211,9 @@ fn inert_override(
         }
     }
     let enforced = |id: &u32| {
-        let (Some(rule), Some(limits)) = (rules.rule(*id), compiled.limits(*id)) else { return false };
-        limits.iter().any(|limit| limit.role.is_enforced(rule.action))
+        let Some(rule) = rules.rule(*id) else { return false };
+        own.limit.is_none()
+            || compiled.set_for(rule, None).limits.iter().any(|limit| limit.role.is_enforced(rule.action))
     };
     (!ids.iter().any(enforced)).then(|| {
         "the rule denies nothing (`shadow`, or `action: degrade`), so its override would not either; enforce the rule first"

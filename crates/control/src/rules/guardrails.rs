@@ -3,7 +3,7 @@
 use crate::preview::replay::ImpactReport;
 use crate::preview::report::{ConfirmKind, ConfirmReason};
 use std::time::Duration;
-use tollgate_rules::{LooseningKind, Ruleset};
+use tollgate_rules::{LooseningKind, Ruleset, TighteningKind};
 
 /// Number of parts of the time that a denial spike must last.
 pub(crate) const PARTS: u32 = 12;
@@ -41,7 +41,8 @@ impl Guardrails {
     /// `baseline` are the rules of a day ago: a limit is not raised in small steps.
     ///
     /// The guard looks in both directions: who is newly denied complains, who is newly allowed does not. Requests and
-    /// callers are judged separately, because one busy caller outweighs many others in requests.
+    /// callers are judged separately, because one busy caller outweighs many others in requests. Traffic is judged where
+    /// there is some, and the rules alone always: what is loosened, and what admits nothing or a tenth.
     #[must_use]
     pub fn confirm_reasons(
         &self,
@@ -58,6 +59,14 @@ impl Guardrails {
                     LooseningKind::SecurityRuleWeakened => ConfirmKind::SecurityRuleWeakened,
                 },
                 detail: loosening.detail,
+            });
+        let tightened =
+            active.tightened_since(baseline, candidate).into_iter().map(|tightening| ConfirmReason {
+                reason: match tightening.kind {
+                    TighteningKind::AdmitsNothing => ConfirmKind::AdmitsNothing,
+                    TighteningKind::LimitCut => ConfirmKind::LimitCut,
+                },
+                detail: tightening.detail,
             });
         let shares = [
             (ConfirmKind::NewlyDenied, impact.newly_denied_share, "of recent requests would be newly denied"),
@@ -80,7 +89,7 @@ impl Guardrails {
         let shares = shares.into_iter().filter(|(_, share, _)| *share > self.confirm_over).map(
             |(reason, share, what)| ConfirmReason { reason, detail: format!("{:.1}% {what}", share * 100.0) },
         );
-        shares.chain(loosened).collect()
+        shares.chain(loosened).chain(tightened).collect()
     }
 
     /// Returns the duration of one part.

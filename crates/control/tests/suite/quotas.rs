@@ -93,7 +93,6 @@ pub(crate) async fn an_invalid_quota_is_rejected_with_its_field(address: String)
     for (sent, field) in [
         (json!({}), "tier"),
         (json!({"tier": ""}), "tier"),
-        (json!({"tier": "platinum"}), "tier"),
         (json!({"tier": "pro\n"}), "tier"),
         (own("nothing", "minute"), "overrides[0].descriptor"),
         // All callers share its counters: an override for one would affect all.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
 use tollgate_core::{Clock, Cost, ManualClock, TimeDelta, Timestamp};
 use tollgate_engine::{CallerQuota, Check, Limiter, QuotaProvider};
-use tollgate_rules::{Override, Ruleset};
+use tollgate_rules::{Override, OverrideRate, Ruleset};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 /// So many a minute, and so many at once where that is another number.
@@ -18,7 +18,8 @@ struct Changing(Mutex<Option<Quota>>);
 impl QuotaProvider for Changing {
     fn lookup(&self, _: &Check<'_>, rules: &Ruleset, _: &dyn Clock) -> CallerQuota {
         let Some((count, burst)) = *self.0.lock().expect("a number") else { return CallerQuota::default() };
-        let own = Override { descriptor: "default".to_owned(), count, period: "minute".to_owned(), burst };
+        let limit = Some(OverrideRate { count, period: "minute".to_owned(), burst });
+        let own = Override { limit, ..Override::new("default", count, "minute") };
         let (tenant, unfit) = rules.compile_overrides("api_key", None, &[own]);
         assert!(unfit.is_empty(), "{unfit:?}");
         CallerQuota { quotas: [Arc::new(tenant)].into_iter().collect(), grants: None }

@@ -34,8 +34,7 @@ impl QuotaProvider for OneQuota {
         if check.value("api_key") != Some("key-1") {
             return CallerQuota::default();
         }
-        let own =
-            Override { descriptor: "key".to_owned(), count: 3, period: "second".to_owned(), burst: None };
+        let own = Override::new("key", 3, "second");
         let (quota, unfit) = rules.compile_overrides("api_key", None, &[own]);
         assert!(unfit.is_empty(), "{unfit:?}");
         CallerQuota { quotas: [Arc::new(quota)].into_iter().collect(), grants: None }

@@ -128,6 +128,13 @@ impl DecisionRecord {
         self.caller.attributes.iter().any(|(_, shown)| starts(shown))
     }
 
+    /// Returns the shown value of an attribute of the request.
+    #[must_use]
+    pub fn value_of(&self, name: &str) -> Option<&str> {
+        let found = self.caller.attributes.iter().find(|(key, _)| key == name)?;
+        Some(&found.1)
+    }
+
     /// Returns the domain of the request.
     pub(crate) fn domain(&self) -> &str {
         &self.caller.domain

@@ -9,8 +9,7 @@ fn table() -> Arc<QuotaTable> {
 }
 
 fn own(count: u64) -> QuotaOverride {
-    let (descriptor, unit) = ("default".to_owned(), "minute".to_owned());
-    QuotaOverride { descriptor, requests_per_unit: count, unit, burst: None }
+    QuotaOverride(tollgate_rules::Override::new("default", count, "minute"))
 }
 
 /// A caller with terms of several kinds, by its number.

@@ -40,7 +40,7 @@ pub(crate) struct DumpedCaller {
 
 impl TermsKey {
     pub(super) fn to_dumped(&self) -> DumpedTerms {
-        let limits = |key: &Self| key.overrides.iter().map(QuotaOverride::from_rule).collect();
+        let limits = |key: &Self| key.overrides.iter().cloned().map(QuotaOverride).collect();
         let before = self.before.as_ref().map(|(until, key)| (*until, key.tier.clone(), limits(key)));
         let subject = self.subject.subject.clone();
         DumpedTerms { subject, tier: self.tier.clone(), overrides: limits(self), before }

@@ -62,27 +62,28 @@ impl Compiler<'_, '_> {
             common.extend(self.limit(draft, limit, Role::Candidate, scope, &mut used));
         }
         common.extend(self.concurrency(draft, live, scope));
-        let mut set = |compiler: &mut Self, limits: &[LimitDraft], places: &mut Vec<Position>| {
-            let mut set = Vec::with_capacity(limits.len() + common.len());
-            for limit in limits {
-                if let Some(compiled) = compiler.limit(draft, limit, live, scope, &mut used) {
-                    compiler.reject_duplicates(&set, &compiled, limit.at);
-                    set.push(compiled);
-                    places.push(limit.at);
+        let mut set =
+            |compiler: &mut Self, limits: &[LimitDraft], unlimited: bool, places: &mut Vec<Position>| {
+                let mut set = Vec::with_capacity(limits.len() + common.len());
+                for limit in limits {
+                    if let Some(compiled) = compiler.limit(draft, limit, live, scope, &mut used) {
+                        compiler.reject_duplicates(&set, &compiled, limit.at);
+                        set.push(compiled);
+                        places.push(limit.at);
+                    }
                 }
-            }
-            set.extend(common.iter().cloned());
-            LimitSet { limits: set }
-        };
+                set.extend(common.iter().cloned());
+                LimitSet { limits: set, unlimited }
+            };
         let mut places = Vec::new();
-        let limits = set(self, default, &mut places);
+        let limits = set(self, default, draft.unlimited, &mut places);
         if let Some(place) = self.locations.last_mut() {
             place.limits = places;
         }
         let mut tiers: Vec<(String, LimitSet)> = draft
             .tiers
             .iter()
-            .map(|(name, limits)| (name.clone(), set(self, limits, &mut Vec::new())))
+            .map(|(name, limits)| (name.clone(), set(self, limits, limits.is_empty(), &mut Vec::new())))
             .collect();
         tiers.sort_by(|(a, _), (b, _)| a.cmp(b));
         let candidates: Vec<&RuleLimit> =

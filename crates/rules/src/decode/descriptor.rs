@@ -68,7 +68,8 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
             "rate_limit" => rate_limit = Some((key.at, node)),
             "limit" => {
                 limit_at = Some(key.at);
-                draft.limits = Some(limit::list(reader, node, "limit"));
+                draft.unlimited = limit::is_unlimited(node);
+                draft.limits = Some(limit::list_or_unlimited(reader, node, "limit"));
             }
             "name" => draft.name = reader.text(node, "name", "per_user"),
             "descriptors" => draft.rules = descriptors(reader, node, depth + 1),
@@ -152,7 +153,9 @@ fn tiers(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Vec<(String, Vec<crate
     let Some(pairs) = reader.mapping(node, "tiers", "{free: 100/minute, pro: 1000/minute}") else {
         return Vec::new();
     };
-    pairs.map(|(key, value)| (scalar(key).to_owned(), limit::list(reader, value, scalar(key)))).collect()
+    pairs
+        .map(|(key, value)| (scalar(key).to_owned(), limit::list_or_unlimited(reader, value, scalar(key))))
+        .collect()
 }
 
 fn concurrency(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<ConcurrencyDraft>> {

@@ -53,7 +53,7 @@ impl Probe {
 }
 
 /// Returns a value that passes the test.
-fn example(test: &ValueTest) -> String {
+pub(crate) fn example(test: &ValueTest) -> String {
     match test {
         ValueTest::Any => UNNAMED.to_owned(),
         ValueTest::Exact(value) => value.to_string(),

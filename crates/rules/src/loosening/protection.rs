@@ -238,17 +238,17 @@ fn counts_no_less(before: &CostFrom, after: &CostFrom) -> bool {
 }
 
 /// What a limit lets through, in units and microseconds.
-struct Bound {
+pub(crate) struct Bound {
     algorithm: Algorithm,
-    capacity: f64,
-    count: f64,
-    period: f64,
+    pub(crate) capacity: f64,
+    pub(crate) count: f64,
+    pub(crate) period: f64,
     /// Zero for a bucket that is refilled continuously.
     refill_interval: f64,
 }
 
 impl Bound {
-    fn new(limit: &RuleLimit) -> Self {
+    pub(crate) fn new(limit: &RuleLimit) -> Self {
         let rate = limit.limit.rate();
         Self {
             algorithm: limit.limit.algorithm(),
@@ -257,6 +257,11 @@ impl Bound {
             period: rate.period.length().as_micros().max(1) as f64,
             refill_interval: limit.limit.refill_interval().map_or(0.0, |span| span.as_micros() as f64),
         }
+    }
+
+    /// Returns the same for requests that cost this many units each.
+    pub(crate) fn divided(self, units: f64) -> Self {
+        Self { capacity: self.capacity / units, count: self.count / units, ..self }
     }
 
     /// Returns the most that passes in any interval of this length.

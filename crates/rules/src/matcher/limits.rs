@@ -3,7 +3,7 @@
 use super::cost::{CostResolver, own_cost};
 use super::find;
 use crate::counter_shards::next_shard;
-use crate::overrides::terms_for;
+use crate::overrides::set_for;
 use crate::plan::{LimitOrigin, MatchKind, MatchedLimit, Plan};
 use crate::rule::{CostFrom, Role, Rule, RuleLimit};
 use std::ops::Range;
@@ -12,8 +12,6 @@ use tollgate_core::{Cost, KeyPart};
 /// What the limits of a matched rule have in common.
 struct RuleMatch<'p> {
     limits: &'p [RuleLimit],
-    /// Whether the limits come from the caller's quota.
-    is_override: bool,
     /// Whether the rule is not enforced for this caller.
     counts_only: bool,
     cost: Cost,
@@ -38,7 +36,6 @@ pub(super) fn push_limits<'p>(
     }
     let matched = RuleMatch {
         limits: &rule.limits.limits,
-        is_override: false,
         counts_only: false,
         cost: look.cost,
         parts: path,
@@ -98,7 +95,10 @@ impl<'p> RuleMatch<'p> {
         let role = if self.counts_only && limit.role.is_live() { Role::Unenforced } else { limit.role };
         MatchedLimit {
             rule: Some(rule),
-            limit: if self.is_override { LimitOrigin::Override(limit) } else { LimitOrigin::Rule(limit) },
+            limit: match limit.id {
+                RuleLimit::NO_ID => LimitOrigin::Override(limit),
+                _ => LimitOrigin::Rule(limit),
+            },
             parts,
             shard,
             shard_at,
@@ -121,14 +121,10 @@ fn resolve<'p>(
     path: Range<usize>,
     look: CostResolver<'_, 'p>,
 ) -> Result<RuleMatch<'p>, MatchKind> {
-    let (override_limits, own_tier) =
-        if plan.quotas.is_empty() { (None, None) } else { terms_for(plan.quotas, rule.id) };
-    if rule.unlimited && override_limits.is_none() {
-        return Err(MatchKind::Unlimited);
-    }
-    let limits = override_limits.unwrap_or_else(|| rule.limits_for(own_tier.or(tier)));
+    let set = set_for(plan.quotas, rule, tier);
+    let limits = &set.limits[..];
     if limits.is_empty() {
-        return Err(MatchKind::Exempt);
+        return Err(if set.unlimited { MatchKind::Unlimited } else { MatchKind::Exempt });
     }
     let counts_only = rule.enforce.as_ref().is_some_and(|enforce| {
         let caller = plan.parts[path.clone()].get(enforce.part);
@@ -143,14 +139,7 @@ fn resolve<'p>(
         }
         look.cost
     });
-    let mut matched = RuleMatch {
-        limits,
-        is_override: override_limits.is_some(),
-        counts_only,
-        cost,
-        parts: path.clone(),
-        shard: (0, 0, 0),
-    };
+    let mut matched = RuleMatch { limits, counts_only, cost, parts: path.clone(), shard: (0, 0, 0) };
     let first = plan.shard.filter(|_| rule.shard_by.is_some());
     let home = rule.home();
     if rule.split.is_none() && first.is_none() && home.is_none() {

@@ -66,7 +66,7 @@ descriptors:
 fn an_override_is_as_durable_as_its_rule() {
     let rules =
         load("domain: d\ndescriptors: [{key: api_key, durable: true, limit: 1000/day}]").expect("valid");
-    let own = Override { descriptor: "default".to_owned(), count: 5, period: "week".to_owned(), burst: None };
+    let own = Override::new("default", 5, "week");
     let (compiled, errors) = rules.compile_overrides("api_key", None, &[own]);
     assert!(errors.is_empty(), "{errors:?}");
     assert!(format!("{compiled:?}").contains("is_durable: true"), "{compiled:?}");

@@ -118,15 +118,8 @@ fn diffs_explanations_and_loosenings_include_the_cost() {
 }
 
 fn compiled(rules: &Ruleset, overrides: &[(&str, u64)]) -> Arc<CallerOverrides> {
-    let overrides: Vec<Override> = overrides
-        .iter()
-        .map(|(descriptor, count)| Override {
-            descriptor: (*descriptor).to_owned(),
-            count: *count,
-            period: "minute".to_owned(),
-            burst: None,
-        })
-        .collect();
+    let overrides: Vec<Override> =
+        overrides.iter().map(|(descriptor, count)| Override::new(descriptor, *count, "minute")).collect();
     let (tenant, unfit) = rules.compile_overrides("api_key", None, &overrides);
     assert_eq!(unfit, []);
     Arc::new(tenant)
@@ -154,12 +147,7 @@ fn an_override_of_one_cost_leaves_the_other_in_force() {
     assert_eq!(limits(&[("default", 120)]), [tokens(100_000), requests(120)]);
     assert_eq!(limits(&[("default@tokens", 5)]), [tokens(5), requests(60)]);
     assert_eq!(limits(&[("api_key@1", 120), ("api_key@tokens", 5)]), [tokens(5), requests(120)]);
-    let wrong = Override {
-        descriptor: "default@bytes".to_owned(),
-        count: 1,
-        period: "minute".to_owned(),
-        burst: None,
-    };
+    let wrong = Override::new("default@bytes", 1, "minute");
     let (_, unfit) = rules.compile_overrides("api_key", None, &[wrong]);
     assert!(unfit[0].reason.contains("has no limit with `cost: bytes`"), "{unfit:?}");
     assert_eq!(rules.rules()[0].cost, CostFrom::Request);

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 use tollgate_core::Cost;
-use tollgate_rules::{CallerOverrides, Options, Override, Plan, Ruleset, Source};
+use tollgate_rules::{
+    CallerOverrides, MatchKind, Options, Override, OverrideRate, Plan, Replaces, Ruleset, Source,
+};
 
 const RULES: &str = "
 domain: d
@@ -27,7 +29,16 @@ fn rules() -> Ruleset {
 }
 
 fn override_of(descriptor: &str, count: u64, period: &str) -> Override {
-    Override { descriptor: descriptor.to_owned(), count, period: period.to_owned(), burst: None }
+    Override::new(descriptor, count, period)
+}
+
+fn unlimited(descriptor: &str) -> Override {
+    Override { limit: None, ..Override::new(descriptor, 0, "second") }
+}
+
+/// The numbers of a rule's limits for a request.
+fn limits_of(rules: &Ruleset, quota: Option<&Arc<CallerOverrides>>, request: &[(&str, &str)]) -> Vec<String> {
+    matched(rules, quota, request).into_iter().map(|(_, limit, _)| limit).collect()
 }
 
 fn compiled(rules: &Ruleset, tier: Option<&str>, overrides: &[Override]) -> Arc<CallerOverrides> {
@@ -61,7 +72,7 @@ fn every_name_of_a_rule_finds_it() {
         let limits = matched(&rules, Some(&tenant), &orders);
         let found: Vec<_> =
             limits.iter().filter(|(rule, ..)| rule == "orders").map(|(_, limit, _)| limit.as_str()).collect();
-        assert_eq!(found, ["gcra 7/1m"], "{name}: both of the rule's limits give way");
+        assert_eq!(found, ["gcra 2/1s", "gcra 7/1m"], "{name}: the limit of another period stays");
     }
     for name in ["default", "api_key"] {
         let tenant = compiled(&rules, None, &[override_of(name, 7, "minute")]);
@@ -114,7 +125,11 @@ fn permits_soft_limits_and_tiers_are_unchanged() {
     let mut plan = Plan { quotas: std::slice::from_ref(&tenant), ..Plan::default() };
     rules.domain("d").expect("a domain").plan_into(&request, Cost::ONE, &mut plan);
     let limits: Vec<_> = plan.limits.iter().map(|hit| hit.limit.limit.to_string()).collect();
-    assert_eq!(limits.len(), 3, "{limits:?}: both periods, and the permits of the rule");
+    assert_eq!(
+        limits,
+        ["gcra 7/1m", "gcra 70/1h", "concurrency 4"],
+        "both periods, and the permits of the rule"
+    );
     assert_eq!(
         plan.limits.iter().filter(|hit| hit.limit.soft.is_some_and(|soft| soft.threshold == 4)).count(),
         1,
@@ -135,7 +150,8 @@ fn permits_soft_limits_and_tiers_are_unchanged() {
 #[test]
 fn unsupported_options_are_rejected() {
     let rules = rules();
-    let burst = Override { burst: Some(3), ..override_of("endpoint=PUT *", 5, "minute") };
+    let limit = Some(OverrideRate { count: 5, period: "minute".to_owned(), burst: Some(3) });
+    let burst = Override { limit, ..override_of("endpoint=PUT *", 5, "minute") };
     let wrong = [
         burst,
         override_of("orders", 1 << 50, "minute"),
@@ -145,4 +161,85 @@ fn unsupported_options_are_rejected() {
     let (_, unfit) = rules.compile_overrides("api_key", None, &wrong);
     let fields: Vec<_> = unfit.iter().map(|unfit| (unfit.index, unfit.field)).collect();
     assert_eq!(fields, [(0, "burst"), (1, "requests_per_unit"), (2, "period"), (3, "period")]);
+}
+
+/// A customer's 1200 a minute must not admit all of them in one second, nor any number in a month.
+#[test]
+fn an_override_leaves_the_limits_of_other_periods_in_force() {
+    let text = "{domain: d, descriptors: [{key: api_key, limit: [10/s, 100/minute, 1M/month], candidate: 50/minute, \
+                tiers: {pro: [20/s, 200/minute]}}]}";
+    let rules = Ruleset::load(&[Source::new("t.yaml", text)], &Options::default()).expect("rules");
+    let request = [("api_key", "a")];
+    let own = compiled(&rules, None, &[override_of("default", 1200, "minute")]);
+    assert_eq!(
+        limits_of(&rules, Some(&own), &request),
+        ["gcra 10/1s", "gcra 1200/1m", "gcra 1000000/30d", "gcra 50/1m"]
+    );
+    // The tier may come with the request: its limits stay, not those of callers without a tier.
+    let pro = [("api_key", "a"), ("tier", "pro")];
+    assert_eq!(limits_of(&rules, Some(&own), &pro), ["gcra 20/1s", "gcra 1200/1m", "gcra 50/1m"]);
+    let other = compiled(&rules, None, &[override_of("default", 9, "hour")]);
+    assert_eq!(
+        limits_of(&rules, Some(&other), &pro),
+        ["gcra 20/1s", "gcra 200/1m", "gcra 9/1h", "gcra 50/1m"]
+    );
+    let all = [
+        Override { replaces: Replaces::All, ..override_of("default", 1200, "minute") },
+        override_of("default", 30, "second"),
+    ];
+    for order in [[0, 1], [1, 0]] {
+        let own = compiled(&rules, None, &order.map(|at| all[at].clone()));
+        let mut limits = limits_of(&rules, Some(&own), &pro);
+        limits.sort();
+        assert_eq!(limits, ["gcra 1200/1m", "gcra 30/1s", "gcra 50/1m"], "{order:?}");
+    }
+}
+
+/// What overrides leave in force is a limit of the rule: shown as such, and counted in its metrics.
+#[test]
+fn only_what_is_overridden_counts_as_override() {
+    use tollgate_rules::LimitOrigin;
+    let rules = rules();
+    let own = compiled(&rules, None, &[override_of("orders", 7, "minute")]);
+    let request = [("api_key", "a"), ("endpoint", "POST /orders")];
+    let mut plan = Plan { quotas: std::slice::from_ref(&own), ..Plan::default() };
+    rules.domain("d").expect("a domain").plan_into(&request, Cost::ONE, &mut plan);
+    let overridden = plan.limits.iter().filter(|one| matches!(one.limit, LimitOrigin::Override(_)));
+    assert_eq!(overridden.map(|one| one.limit.limit.to_string()).collect::<Vec<_>>(), ["gcra 7/1m"]);
+}
+
+#[test]
+fn unlimited_is_said_of_rules_tiers_and_callers() {
+    let text = "
+domain: d
+descriptors:
+  - {key: api_key, limit: 5/minute, concurrency: 2, tiers: {pro: 50/minute, partner: unlimited}}
+  - {key: path, limit: unlimited, tiers: {free: 1/minute}}
+  - {key: host, tiers: {free: 1/minute}}
+";
+    let rules = Ruleset::load(&[Source::new("t.yaml", text)], &Options::default()).expect("rules");
+    let limits =
+        |quota: Option<&Arc<CallerOverrides>>, request: &[(&str, &str)]| limits_of(&rules, quota, request);
+    assert_eq!(limits(None, &[("api_key", "a"), ("tier", "partner")]), ["concurrency 2"]);
+    assert_eq!(limits(None, &[("api_key", "a"), ("tier", "other")]), ["gcra 5/1m", "concurrency 2"]);
+    assert_eq!(limits(None, &[("path", "/"), ("tier", "free")]), ["gcra 1/1m"]);
+    let kind =
+        |request: &[(&str, &str)]| rules.domain("d").expect("a domain").plan(request, Cost::ONE).matches[0].0;
+    assert_eq!(kind(&[("path", "/")]), MatchKind::Unlimited);
+    assert_eq!(kind(&[("host", "h")]), MatchKind::Exempt, "no limit is stated");
+    let own = compiled(&rules, None, &[unlimited("default")]);
+    for tier in ["partner", "pro", "none"] {
+        assert_eq!(limits(Some(&own), &[("api_key", "a"), ("tier", tier)]), ["concurrency 2"], "{tier}");
+    }
+    let partner = compiled(&rules, Some("partner"), &[override_of("default", 9, "minute")]);
+    assert_eq!(limits(Some(&partner), &[("api_key", "a")]), ["gcra 9/1m", "concurrency 2"]);
+    let both = [unlimited("default"), override_of("default", 9, "minute")];
+    for order in [[0, 1], [1, 0]] {
+        let (_, unfit) = rules.compile_overrides("api_key", None, &order.map(|at| both[at].clone()));
+        assert_eq!(unfit.iter().map(|one| (one.index, one.field)).collect::<Vec<_>>(), [(1, "limit")]);
+    }
+    let billed = "{domain: d, descriptors: [{key: api_key, limit: 5/minute, billing: true}]}";
+    let billed = Ruleset::load(&[Source::new("t.yaml", billed)], &Options::default()).expect("rules");
+    let (_, unfit) = billed.compile_overrides("api_key", None, &[unlimited("default")]);
+    assert!(unfit[0].reason.contains("is billed"), "{unfit:?}");
 }

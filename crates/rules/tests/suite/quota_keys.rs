@@ -37,15 +37,8 @@ fn rules() -> Ruleset {
 }
 
 fn quota(rules: &Ruleset, key: &str, tier: Option<&str>, overrides: &[(&str, u64)]) -> Arc<CallerOverrides> {
-    let overrides: Vec<Override> = overrides
-        .iter()
-        .map(|(descriptor, count)| Override {
-            descriptor: (*descriptor).to_owned(),
-            count: *count,
-            period: "minute".to_owned(),
-            burst: None,
-        })
-        .collect();
+    let overrides: Vec<Override> =
+        overrides.iter().map(|(descriptor, count)| Override::new(descriptor, *count, "minute")).collect();
     let (quota, unfit) = rules.compile_overrides(key, tier, &overrides);
     assert_eq!(unfit, []);
     Arc::new(quota)

@@ -78,7 +78,7 @@ descriptors:
   - {key: api_key, store: acme, limit: 5/minute}
 ";
     let set = load(text, Some(&["main", "acme"])).expect("valid");
-    let wanted = Override { descriptor: "default".into(), count: 7, period: "hour".into(), burst: None };
+    let wanted = Override::new("default", 7, "hour");
     let (overrides, errors) = set.compile_overrides("api_key", None, &[wanted]);
     assert_eq!(errors, []);
     let domain = set.domain("d").expect("a domain");

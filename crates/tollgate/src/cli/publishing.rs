@@ -16,8 +16,8 @@ pub(crate) struct PublishingFlags {
     /// $STATE_DIRECTORY, $XDG_STATE_HOME/tollgate or ~/.local/state/tollgate].
     #[arg(long, env = "TOLLGATE_SNAPSHOT", value_name = "FILE|off")]
     snapshot: Option<PathBuf>,
-    /// Keep the active rules when changed rule files newly deny or allow much traffic, or remove a domain or a security
-    /// rule, also after a restart; `tollgate rules confirm-files` or SIGHUP applies them.
+    /// Keep the active rules when changed rule files newly deny or allow much traffic, admit nothing or a tenth of a limit,
+    /// or remove a domain or a security rule, also after a restart; `tollgate rules confirm-files` or SIGHUP applies them.
     #[arg(long, env = "TOLLGATE_GUARD_FILES")]
     pub(crate) guard_files: bool,
     /// Fraction of recent requests, or of callers, that new rules may newly deny or allow without --confirm [default: 0.05].

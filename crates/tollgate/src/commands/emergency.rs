@@ -1,7 +1,7 @@
 //! `tollgate emergency`: emergency measures, through a running server.
 
 use crate::admin_client::{self, AdminFlags, cell, encoded};
-use crate::cli::{TimeArg, now, parse_duration, print, print_line};
+use crate::cli::{TimeArg, now, parse_attribute, parse_duration, print, print_line};
 use clap::{Args, Subcommand};
 use hyper::Method;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ pub(crate) struct EmergencyFlags {
 
 #[derive(Debug, Subcommand)]
 enum EmergencyCommand {
-    /// Block a caller, tenant, network or endpoint.
+    /// Block a caller, tenant, network, endpoint or any value of an attribute.
     Block {
         #[command(flatten)]
         target: TargetFlags,
@@ -45,12 +45,15 @@ enum EmergencyCommand {
         #[command(flatten)]
         about: MeasureFlags,
     },
-    /// Exempt from all limits.
+    /// Exempt from all limits, for a time or until it is ended.
     Exempt {
         #[command(flatten)]
         target: TargetFlags,
         #[command(flatten)]
         key: KeyFlag,
+        /// Exempt until `tollgate emergency end ID`.
+        #[arg(long, conflicts_with_all = ["ttl", "until"])]
+        permanent: bool,
         #[command(flatten)]
         about: MeasureFlags,
     },
@@ -107,6 +110,9 @@ struct TargetFlags {
     /// Requests to this endpoint; a final `*` matches any rest.
     #[arg(long, value_name = "ENDPOINT")]
     endpoint: Option<String>,
+    /// Requests whose attribute KEY has this value, such as user_id=u-1 or session=abc.
+    #[arg(long = "attr", value_name = "KEY=VALUE", value_parser = parse_attribute)]
+    attribute: Option<(String, String)>,
 }
 
 #[derive(Debug, Args)]
@@ -153,6 +159,9 @@ impl Lasts {
 
 impl TargetFlags {
     fn target(&self) -> Value {
+        if let Some((key, value)) = &self.attribute {
+            return json!({"kind": "attribute", "key": key, "value": value});
+        }
         let kinds = [
             ("api_key", &self.api_key),
             ("tenant", &self.tenant),
@@ -188,6 +197,7 @@ impl EmergencyCommand {
         let body = json!({
             "action": action, "target": target, "factor": factor, "reason": about.reason,
             "ttl_seconds": about.lasts.seconds()?,
+            "permanent": matches!(self, Self::Exempt { permanent: true, .. }),
         });
         Ok(Some((format!("{PATH}{query}"), body)))
     }
@@ -233,7 +243,8 @@ fn show(json: bool, measure: &Value) -> anyhow::Result<()> {
 
 fn table(measures: &[Value]) -> anyhow::Result<()> {
     let row = |one: &Value| {
-        let whom = match (one["target"]["kind"].as_str(), one["target"]["value"].as_str()) {
+        let target = &one["target"];
+        let whom = match (target["key"].as_str().or(target["kind"].as_str()), target["value"].as_str()) {
             (Some(kind), Some(value)) if !value.is_empty() => format!("{kind} {value}"),
             (kind, _) => kind.unwrap_or("-").to_owned(),
         };
@@ -243,7 +254,8 @@ fn table(measures: &[Value]) -> anyhow::Result<()> {
             Value::Null => action,
             factor => format!("{action} to {factor}"),
         };
-        [cell(&one["id"]), what, whom, cell(&one["expires_at"]), cell(&one["author"]), cell(&one["reason"])]
+        let expires = if one["expires_at"].is_null() { "never".to_owned() } else { cell(&one["expires_at"]) };
+        [cell(&one["id"]), what, whom, expires, cell(&one["author"]), cell(&one["reason"])]
     };
     let rows: Vec<_> = measures.iter().map(row).collect();
     admin_client::table_or(

@@ -81,10 +81,14 @@ struct SetFlags {
     /// Tier of the caller, such as pro.
     #[arg(long, value_name = "TIER")]
     tier: Option<String>,
-    /// Override of a rule's limit, such as `500/minute`, `500/minute burst 50` or `api_key/endpoint=POST /orders=20/30s`;
-    /// may be repeated.
-    #[arg(long = "limit", value_name = "[DESCRIPTOR=]COUNT/PERIOD[ burst N]", value_parser = parse_limit)]
+    /// Override of a rule's limit, such as `500/minute`, `500/minute burst 50`, `unlimited` or
+    /// `api_key/endpoint=POST /orders=20/30s`; may be repeated. It replaces the rule's limit of the same period and leaves
+    /// the others in force; with `replace all` after it, it replaces all.
+    #[arg(long = "limit", value_name = "[DESCRIPTOR=]COUNT/PERIOD[ burst N][ replace all]", value_parser = parse_limit)]
     limits: Vec<Value>,
+    /// Show the limits in force before and after, and change nothing.
+    #[arg(long)]
+    preview: bool,
     /// Start: 2d (from now), 2026-12-31 (00:00 UTC) or 2026-12-31T18:00:00Z [default: now].
     #[arg(long, value_name = "TIME")]
     from: Option<TimeArg>,
@@ -100,17 +104,26 @@ struct SetFlags {
     /// Fail unless the quota is at this revision.
     #[arg(long, value_name = "N")]
     revision: Option<i64>,
-    /// Set the quota even if it allows nothing, or less than the caller uses.
-    #[arg(long)]
+    /// Set the quota even if it allows nothing, or less than the caller uses, or removes limits of a rule.
+    #[arg(long, alias = "yes")]
     confirm: bool,
 }
 
-/// Parses `DESCRIPTOR=COUNT/PERIOD burst N`. A descriptor may contain `=`, a limit does not.
+/// Parses `DESCRIPTOR=COUNT/PERIOD burst N replace all`. A descriptor may contain `=`, a limit does not.
 fn parse_limit(text: &str) -> Result<Value, String> {
     let wrong = || {
-        format!("`{text}` is not a limit; use 500/minute or `api_key/endpoint=POST /orders=20/30s burst 5`")
+        format!(
+            "`{text}` is not a limit; use 500/minute, unlimited or `api_key/endpoint=POST /orders=20/30s burst 5`"
+        )
     };
     let (descriptor, limit) = text.rsplit_once('=').unwrap_or(("default", text));
+    if limit.trim() == "unlimited" {
+        return Ok(json!({"descriptor": descriptor, "limit": "unlimited"}));
+    }
+    let (limit, replaces_all) = match limit.trim_end().strip_suffix(" replace all") {
+        Some(limit) => (limit, true),
+        None => (limit, false),
+    };
     let (limit, burst) = match limit.split_once(" burst ") {
         Some((limit, burst)) => (limit, Some(parse_count(burst.trim()).map_err(|_| wrong())?)),
         None => (limit, None),
@@ -120,6 +133,9 @@ fn parse_limit(text: &str) -> Result<Value, String> {
     let mut limit = json!({"descriptor": descriptor, "requests_per_unit": count, "unit": period.trim()});
     if let Some(burst) = burst {
         limit["burst"] = burst.into();
+    }
+    if replaces_all {
+        limit["replace"] = "all".into();
     }
     Ok(limit)
 }
@@ -137,6 +153,10 @@ pub(crate) fn quota(flags: &QuotaFlags) -> anyhow::Result<ExitCode> {
             }
             QuotaCommand::Set(set) => {
                 let body = set.body()?;
+                if set.preview {
+                    let path = set.caller.path("/admin/v1/quotas", "/preview", &[]);
+                    return preview(json, &client.request(Method::POST, &path, Some(&body)).await?);
+                }
                 let path = path(&set.caller, &[]);
                 show(json, &change(&client, Method::PUT, &path, set.revision, Some(&body)).await?)?;
             }
@@ -247,6 +267,9 @@ fn show(json: bool, quota: &Value) -> anyhow::Result<()> {
         return print(quota);
     }
     admin_client::table(TITLES, &[row(quota)])?;
+    for warning in quota["warnings"].as_array().into_iter().flatten() {
+        eprintln!("warning: {}", cell(warning));
+    }
     if let until @ Value::Object(_) = &quota["until_effective"] {
         let mut out = output::styled();
         writeln!(
@@ -258,6 +281,44 @@ fn show(json: bool, quota: &Value) -> anyhow::Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// Shows the limits in force before and after a change.
+fn preview(json: bool, preview: &Value) -> anyhow::Result<ExitCode> {
+    if json {
+        print(preview)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let in_force = |side: &Value| {
+        let limit = |one: &Value| {
+            let burst = one["burst"].as_u64().map(|burst| format!(" burst {burst}")).unwrap_or_default();
+            let role = if one["enforced"] == true { "" } else { " (not enforced)" };
+            format!("{}/{}{burst}{role}", one["count"], cell(&one["window"]))
+        };
+        let unlimited = (side["unlimited"] == true).then(|| "unlimited".to_owned());
+        let limits = side["limits"].as_array().into_iter().flatten().map(limit);
+        let all: Vec<String> = unlimited.into_iter().chain(limits).collect();
+        if all.is_empty() { "no limit".to_owned() } else { all.join(", ") }
+    };
+    let row = |rule: &Value| {
+        let (before, after) = (&rule["before"], &rule["after"]);
+        let changed = if before == after { "" } else { "yes" };
+        [cell(&rule["rule"]), in_force(before), in_force(after), changed.to_owned()]
+    };
+    let rows: Vec<_> = preview["rules"].as_array().into_iter().flatten().map(row).collect();
+    admin_client::table_or(
+        ["rule", "before", "after", "changed"],
+        &rows,
+        "no rule has counters of this caller's own",
+    )?;
+    let lines = |name: &str| preview[name].as_array().cloned().unwrap_or_default();
+    for warning in lines("warnings") {
+        eprintln!("warning: {}", cell(&warning));
+    }
+    for reason in lines("confirm") {
+        eprintln!("needs --confirm: {}", cell(&reason));
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 const TITLES: [&str; 9] = ["id", "key", "caller", "tier", "limits", "from", "until", "revision", "reason"];
@@ -290,8 +351,13 @@ fn limits(quota: &Value) -> String {
 }
 
 fn limit(own: &Value) -> String {
+    let descriptor = cell(&own["descriptor"]);
+    if own["limit"] == "unlimited" {
+        return format!("{descriptor}=unlimited");
+    }
     let burst = own["burst"].as_u64().map(|burst| format!(" burst {burst}")).unwrap_or_default();
-    format!("{}={}/{}{burst}", cell(&own["descriptor"]), own["requests_per_unit"], cell(&own["unit"]))
+    let all = if own["replace"] == "all" { " replace all" } else { "" };
+    format!("{descriptor}={}/{}{burst}{all}", own["requests_per_unit"], cell(&own["unit"]))
 }
 
 #[cfg(test)]
@@ -300,9 +366,15 @@ mod tests {
 
     #[test]
     fn limits_are_read_as_they_are_shown() {
-        for text in
-            ["default=500/minute", "api_key/endpoint=POST /orders=20/30s burst 5", "x=1/day in Europe/Zurich"]
-        {
+        for text in [
+            "default=500/minute",
+            "api_key/endpoint=POST /orders=20/30s burst 5",
+            "x=1/day in Europe/Zurich",
+            "default=9/s replace all",
+            "x=9/s burst 3 replace all",
+            "default=unlimited",
+            "endpoint:GET /a=unlimited",
+        ] {
             assert_eq!(limit(&parse_limit(text).expect(text)), text);
         }
         assert_eq!(limit(&parse_limit("7/h").expect("a limit")), "default=7/h");

@@ -41,15 +41,23 @@ enum RulesCommand {
         /// Publish only if REV is still active.
         #[arg(long, value_name = "REV")]
         base: Option<i64>,
-        /// Publish although the rules newly deny or allow much traffic, or remove a domain or a security rule.
+        /// Publish although the rules newly deny or allow much traffic, admit nothing or a tenth of a limit, or remove a
+        /// domain or a security rule.
         #[arg(long)]
         confirm: bool,
     },
-    /// Show changes and their impact on recent traffic without publishing; exits 1 if the rules are invalid.
+    /// Show how rule files differ from the active rules, and their impact on recent traffic, without publishing; exits 1 if
+    /// the rules are invalid.
+    ///
+    /// Without PATH, the rule files of the server itself are compared with the published rules that are active in their
+    /// place; it then exits 1 if they differ.
     Diff {
         /// Rule files or directories of rule files.
-        #[arg(required = true, value_name = "PATH")]
+        #[arg(value_name = "PATH")]
         paths: Vec<PathBuf>,
+        /// Exit 1 also if PATH differs from the active rules.
+        #[arg(long, requires = "paths")]
+        exit_code: bool,
     },
     /// Publish an earlier revision again.
     Rollback {
@@ -93,7 +101,10 @@ pub(crate) fn run(flags: &RulesFlags) -> anyhow::Result<ExitCode> {
             });
             publish(&client, flags.admin.is_json(), &sent).await
         }
-        RulesCommand::Diff { paths } => diff(&client, flags.admin.is_json(), paths).await,
+        RulesCommand::Diff { paths, .. } if paths.is_empty() => drift(&client, flags.admin.is_json()).await,
+        RulesCommand::Diff { paths, exit_code } => {
+            diff(&client, flags.admin.is_json(), paths, *exit_code).await
+        }
         RulesCommand::Rollback { rev, reason } => {
             let path = format!("/admin/v1/rules/{rev}/rollback");
             let made = client.request(Method::POST, &path, Some(&json!({"reason": reason}))).await?;
@@ -164,12 +175,42 @@ fn done(json: bool, made: &Value, says: &str) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn diff(client: &Client, json: bool, paths: &[PathBuf]) -> anyhow::Result<ExitCode> {
+async fn diff(client: &Client, json: bool, paths: &[PathBuf], exit_code: bool) -> anyhow::Result<ExitCode> {
     let sent = json!({"files": files(paths)?});
     let response = client.request(Method::POST, "/admin/v1/rules/preview", Some(&sent)).await?;
     output::ignore_closed(if json { print(&response) } else { report(&response) })?;
-    let wrong = response["errors"].as_array().is_some_and(|errors| !errors.is_empty());
-    Ok(if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let has_some = |name: &str| response[name].as_array().is_some_and(|all| !all.is_empty());
+    let fails = has_some("errors") || (exit_code && has_some("diff"));
+    Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Shows how the server's rule files differ from the published rules, which are active in their place.
+async fn drift(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
+    let state = client.request(Method::GET, "/admin/v1/rules/files", None).await?;
+    let drift = &state["drift"];
+    if json {
+        print(&state)?;
+    } else if drift.is_null() {
+        print_line(format_args!("no published rules differ from the server's rule files"))?;
+        if !state["pending"].is_null() {
+            print_line(format_args!(
+                "changed rule files wait for confirmation; see `tollgate rules confirm-files`"
+            ))?;
+        }
+    } else {
+        output::ignore_closed(report(drift))?;
+        let (rev, what) = (&drift["rev"], drift["diff"].as_array().map_or(0, Vec::len));
+        let differs = match (drift["error"].as_str(), what) {
+            (Some(error), _) => format!("cannot be loaded: {error}"),
+            (None, 0) => "have the same rules in other words".to_owned(),
+            (None, 1) => "differ in 1 rule".to_owned(),
+            (None, many) => format!("differ in {many} rules"),
+        };
+        print_line(format_args!(
+            "revision {rev} is published and active; the server's rule files, which are ignored, {differs}"
+        ))?;
+    }
+    Ok(if drift.is_null() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Prints diagnostics, changes and the impact preview for people.

@@ -188,7 +188,11 @@ fn tables(usage: &Value) -> anyhow::Result<()> {
         let rule = format!("{}{shared}", cell(&one["rule"]));
         [rule, limit, used, cell(&one["remaining"]), reset, window, cell(&one["source"])]
     };
-    let rows: Vec<_> = list("limits").iter().map(limit).collect();
+    let unlimited = list("unlimited").into_iter().map(|one| {
+        [cell(&one["rule"]), "unlimited".to_owned()].into_iter().chain(std::iter::repeat_n("-".to_owned(), 5))
+    });
+    let unlimited = unlimited.map(|row| std::array::from_fn(|at| row.clone().nth(at).unwrap_or_default()));
+    let rows: Vec<[String; 7]> = list("limits").iter().map(limit).chain(unlimited).collect();
     let titles = ["rule", "limit", "used", "remaining", "reset in", "current window", "source"];
     admin_client::table_or(titles, &rows, "no matching limits")?;
     let mut out = output::styled();
@@ -202,6 +206,20 @@ fn tables(usage: &Value) -> anyhow::Result<()> {
                 cell(&limit["window"])
             )?;
         }
+    }
+    if let (Some(tier), "last_request") = (usage["tier"].as_str(), &*cell(&usage["tier_source"])) {
+        writeln!(out, "tier {tier}, from its latest request")?;
+    }
+    let tiers = list("tiers");
+    if !tiers.is_empty() {
+        writeln!(
+            out,
+            "tier unknown: no quota names it, and this node has no recent request; limits by tier:"
+        )?;
+    }
+    for one in tiers {
+        let limits: Vec<String> = one["limits"].as_array().into_iter().flatten().map(cell).collect();
+        writeln!(out, "  {}: {} {}", cell(&one["tier"]), cell(&one["rule"]), limits.join(" and "))?;
     }
     for needs in list("needs") {
         let attributes: Vec<String> = needs["attributes"]

@@ -4,6 +4,9 @@
 //! A failed reload changes only the status and the log; the previous rules remain active. Files that the guard keeps out
 //! wait for an operator, who names them by their rules hash: what is confirmed is what was seen. SIGHUP confirms too, but
 //! only files that the guard has already reported; a signal that arrives with a change confirms nothing.
+//!
+//! Published rules are active in place of the files. How the files differ from them is found when it is read, and once for
+//! each change of either.
 
 use crate::config::Config;
 use crate::config::file_guard::FileGuard;
@@ -18,8 +21,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
-use tollgate_admin::{ConfirmFilesError, PendingFiles, RuleFilesControl};
-use tollgate_control::RuleManager;
+use tollgate_admin::{ConfirmFilesError, PendingFiles, RuleDrift, RuleFilesControl};
+use tollgate_control::{ActiveRules, RuleDiff, RuleManager};
 use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::Limiter;
 use tollgate_rules::{Diagnostics, Ruleset, Source};
@@ -32,13 +35,22 @@ pub(crate) struct RuleFiles {
     guard: Option<FileGuard>,
     /// Serializes reloads.
     state: Mutex<FileState>,
+    /// Content of the files when they were last read. Not locked while rules are compiled.
+    seen: Mutex<Arc<LoadedFiles>>,
+    /// The last comparison of the files with published rules.
+    compared: Mutex<Option<Comparison>>,
     /// Notified after the files in effect have changed.
     file_changes: watch::Sender<()>,
 }
 
+/// Comparison of rule files with published rules.
+struct Comparison {
+    published: Arc<ActiveRules>,
+    seen: Arc<LoadedFiles>,
+    drift: Option<RuleDrift>,
+}
+
 struct FileState {
-    /// Content of the files when they were last read.
-    seen: LoadedFiles,
     /// Their sizes and times then: files that cannot be read have no content to compare.
     stamps: FileStamps,
     /// The files in effect.
@@ -82,7 +94,7 @@ impl RuleFiles {
         let files = limiter.rules().sources().to_vec();
         let stamps = rule_sources::file_stamps(&config.rules, config.service_files.as_ref());
         let mut state =
-            FileState { seen, stamps, files, xds: Vec::new(), last_good, refused, ignored: BTreeSet::new() };
+            FileState { stamps, files, xds: Vec::new(), last_good, refused, ignored: BTreeSet::new() };
         state.log_ignored(config);
         Arc::new(Self {
             config: config.clone(),
@@ -91,6 +103,8 @@ impl RuleFiles {
             rule_manager,
             guard,
             state: Mutex::new(state),
+            seen: Mutex::new(Arc::new(seen)),
+            compared: Mutex::new(None),
             file_changes: watch::Sender::new(()),
         })
     }
@@ -107,6 +121,14 @@ impl RuleFiles {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn seen(&self) -> Arc<LoadedFiles> {
+        Arc::clone(&self.seen.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn set_seen(&self, files: &LoadedFiles) {
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(files.clone());
+    }
+
     /// Reloads the files if their content differs from what was last read, or a signal asks for it.
     pub(crate) fn reload_if_changed(&self, why: ReloadCause) {
         let mut state = self.state();
@@ -115,8 +137,8 @@ impl RuleFiles {
         let seen = rule_sources::load_again(&self.config, &state.files);
         state.log_ignored(&self.config);
         let is_touched = std::mem::replace(&mut state.stamps, stamps.clone()) != stamps;
-        if why == ReloadCause::Signal || state.seen != seen || (seen.is_err() && is_touched) {
-            state.seen.clone_from(&seen);
+        if why == ReloadCause::Signal || *self.seen() != seen || (seen.is_err() && is_touched) {
+            self.set_seen(&seen);
             let confirmed = match why {
                 ReloadCause::Signal => state.refused.as_ref().map(|refused| refused.revision.clone()),
                 ReloadCause::FileChanged => None,
@@ -133,7 +155,8 @@ impl RuleFiles {
         if let Some(rev) = self.published_rev() {
             tracing::warn!(
                 rev,
-                "rule files changed but published rules are active; publish them, or use --rules-from files"
+                "rule files changed but published rules are active; publish them, or use --rules-from files (`tollgate rules \
+                 diff` shows the differences)"
             );
             return;
         }
@@ -228,6 +251,24 @@ impl RuleFiles {
         }
     }
 
+    fn compare(&self, rev: i64, published: &Ruleset, files: &LoadedFiles) -> Option<RuleDrift> {
+        let broken = |error| RuleDrift { rev, files_revision: None, error: Some(error), diff: Vec::new() };
+        let sources = match files {
+            Ok(sources) => sources,
+            Err(error) => return Some(broken(error.clone())),
+        };
+        match self.load(sources, &[]) {
+            Ok(files) if files.revision() == published.revision() => None,
+            Ok(files) => Some(RuleDrift {
+                rev,
+                files_revision: Some(files.revision().to_owned()),
+                error: None,
+                diff: published.diff(&files).into_iter().map(RuleDiff::from).collect(),
+            }),
+            Err(errors) => Some(broken(self.config.wording.errors(&errors))),
+        }
+    }
+
     fn published_rev(&self) -> Option<i64> {
         self.rule_manager.as_ref()?.active().rev()
     }
@@ -256,10 +297,10 @@ impl RuleSink for RuleFiles {
             self.activate(rules);
         }
         // Files that were refused may have been so because of what xDS said then. Those that wait for confirmation still do.
-        let is_pending = state.seen.as_ref().is_ok_and(|seen| *seen != state.files);
+        let seen = self.seen();
+        let is_pending = seen.as_ref().as_ref().is_ok_and(|seen| *seen != state.files);
         if is_pending && state.refused.is_none() {
-            let seen = state.seen.clone();
-            self.reload(&mut state, seen, ReloadCause::FileChanged, None);
+            self.reload(&mut state, LoadedFiles::clone(&seen), ReloadCause::FileChanged, None);
         }
         Ok(())
     }
@@ -283,6 +324,21 @@ impl RuleFilesControl for RuleFiles {
         Some(PendingFiles { revision: refused.revision, reasons: refused.reasons })
     }
 
+    fn drift(&self) -> Option<RuleDrift> {
+        let published = self.rule_manager.as_ref()?.active();
+        let rev = published.rev().filter(|_| !self.config.rules.is_empty())?;
+        let seen = self.seen();
+        let mut compared = self.compared.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same =
+            |one: &&Comparison| Arc::ptr_eq(&one.published, &published) && Arc::ptr_eq(&one.seen, &seen);
+        if let Some(compared) = compared.as_ref().filter(is_same) {
+            return compared.drift.clone();
+        }
+        let drift = self.compare(rev, &published.rules, &seen);
+        *compared = Some(Comparison { published, seen, drift: drift.clone() });
+        drift
+    }
+
     fn confirm(&self, revision: &str) -> Result<(), ConfirmFilesError> {
         let mut state = self.state();
         let files = rule_sources::load_again(&self.config, &state.files);
@@ -292,7 +348,7 @@ impl RuleFilesControl for RuleFiles {
         if refused.revision != revision {
             return Err(ConfirmFilesError::Other(refused.revision));
         }
-        state.seen.clone_from(&files);
+        self.set_seen(&files);
         self.reload(&mut state, files, ReloadCause::Signal, Some(revision));
         // The files may have changed since they were reported.
         if self.limiter.rules().revision() == revision {

@@ -53,7 +53,7 @@ fn rules_text(rules: &Ruleset) -> String {
                     "{key}: unit={unit} requests_per_unit={count}, shadow_mode: {shadow}, quota_mode: {quota}"
                 );
             };
-            if rule.unlimited {
+            if rule.limits.unlimited {
                 line("UNKNOWN", 0, None);
             }
             for limit in rule.all_limits().filter(|limit| limit.role != Role::Candidate) {

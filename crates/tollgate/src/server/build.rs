@@ -177,6 +177,7 @@ pub(crate) async fn build(config: &Config, unsaid: DefaultListeners) -> anyhow::
     }
     let manager = operators.rule_manager.clone();
     let rule_files = RuleFiles::new(config, &limiter, &status, manager, file_guard, seen, start);
+    status.attach_rule_files(&rule_files);
     operators.apply_updates(&limiter, &status);
     if let (Some(settings), Some(xds)) = (&config.xds, status.xds()) {
         let sink = Arc::clone(&rule_files);

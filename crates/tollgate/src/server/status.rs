@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::config::last_good::InsteadOfFiles;
+use crate::config::rule_files::RuleFiles;
 use crate::ratelimit::ServiceHealth;
 use crate::server::admin;
 use crate::server::billing::BillingServer;
@@ -14,8 +15,9 @@ use crate::xds::XdsStatus;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
+use tollgate_admin::{RuleDrift, RuleFilesControl};
 use tollgate_control::{ActiveRules, ChangeEvent, ControlPlane, RuleManager};
 use tollgate_core::{Clock, SystemClock, Timestamp};
 use tollgate_engine::{Limiter, Origin};
@@ -47,6 +49,8 @@ pub(crate) struct ServerStatus {
     control: std::sync::OnceLock<(Arc<ControlPlane>, Arc<RuleManager>)>,
     /// The domain of `/check`, unless this process is in the place of envoyproxy/ratelimit.
     forward_domain: std::sync::OnceLock<Arc<ForwardDomain>>,
+    /// The rule files, for their differences from published rules.
+    rule_files: std::sync::OnceLock<Weak<RuleFiles>>,
     /// Billing, with a database.
     billing: std::sync::OnceLock<BillingServer>,
     /// Health as envoyproxy/ratelimit has it, in its place.
@@ -99,6 +103,7 @@ impl ServerStatus {
             more: Mutex::default(),
             control: std::sync::OnceLock::new(),
             forward_domain: std::sync::OnceLock::new(),
+            rule_files: std::sync::OnceLock::new(),
             billing: std::sync::OnceLock::new(),
             service: config.service.as_ref().map(|service| ServiceHealth::new(service.health)),
             has_rules: AtomicBool::new(has_rules),
@@ -148,6 +153,16 @@ impl ServerStatus {
     /// Adds the control plane to status and metrics.
     pub(crate) fn attach_control(&self, control: Arc<ControlPlane>, rule_manager: Arc<RuleManager>) {
         let _ = self.control.set((control, rule_manager));
+    }
+
+    /// Adds the rule files, which report to this status.
+    pub(crate) fn attach_rule_files(&self, rule_files: &Arc<RuleFiles>) {
+        let _ = self.rule_files.set(Arc::downgrade(rule_files));
+    }
+
+    /// Returns how the rule files differ from published rules.
+    fn drift(&self) -> Option<RuleDrift> {
+        self.rule_files.get()?.upgrade()?.drift()
     }
 
     pub(crate) fn drain(&self) {
@@ -293,6 +308,12 @@ impl ProcessStatus for ServerStatus {
                 "guard": self.control.get().map(|(_, rule_manager)| rule_manager.guard_state()),
                 "error": refused.get(&ReloadTarget::Rules).or(refused.get(&ReloadTarget::Xds)),
                 "last_good": self.instead().is_some(),
+                "drift": self.drift().map(|drift| json!({
+                    "rev": drift.rev,
+                    "files_revision": drift.files_revision,
+                    "error": drift.error,
+                    "changed_rules": drift.diff.len(),
+                })),
             },
             "forward_auth": self.forward_domain.get().map(|domain| domain.details(&rules)),
             "keys": {"error": refused.get(&ReloadTarget::Keys)},
@@ -371,6 +392,8 @@ impl ProcessStatus for ServerStatus {
         page.counter("ratelimit_rule_reload_failures_total", "Number of failed rule reloads.", refusals);
         let help = "1 if the last good copy of the rule files is active, because they were broken or not confirmed at the start.";
         page.gauge("ratelimit_rules_last_good", help, u64::from(self.instead().is_some()));
+        let help = "1 if the rule files of the node differ from the published rules, which are active in their place.";
+        page.gauge("ratelimit_rules_drift", help, u64::from(self.drift().is_some()));
         let rules = self.limiter.rules();
         page.gauges("ratelimit_rules_info", "Rules hash of the active rules.")
             .add(&[("revision", rules.revision())], 1);

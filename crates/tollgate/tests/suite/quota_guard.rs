@@ -71,6 +71,20 @@ fn a_quota_of_nothing_or_below_use_is_confirmed() {
     assert_eq!(wrong.status, 400, "{}", wrong.text());
 }
 
+/// The plan of a caller may come with its requests: what is taken from it is taken from that plan's limits.
+#[test]
+fn a_plan_in_the_request_is_judged_by() {
+    let place = Place::new();
+    let node = start(&place);
+    let order = json!({"domain": "d", "attributes": {"api_key": "planned", "tier": "large"}, "cost": 150});
+    assert_eq!(node.server.post("/v1/check", &order).status, 200);
+    asked(&node.put("planned", &own("default", 120)), "the caller has used 150");
+    let path = "/admin/v1/quotas/planned/preview";
+    let preview = node.ask("POST", path, &[], &with(own("default", 120), "reason", json!("test"))).json();
+    assert_eq!(preview["rules"][0]["before"]["limits"][0]["count"], 1000, "{preview}");
+    assert_eq!(preview["rules"][0]["after"]["limits"][0]["count"], 120, "{preview}");
+}
+
 /// A limit that refills, and a rule that needs an endpoint: counters do not show the caller's usage, its requests do.
 #[test]
 fn what_a_caller_uses_of_an_endpoint_is_confirmed() {
@@ -193,16 +207,128 @@ fn what_cannot_act_is_rejected() {
         ("key", own("watched", 500), "overrides[0].descriptor"),
         ("key", own("acme", 500), "overrides[0].descriptor"),
         ("key", own("nothing", 500), "overrides[0].descriptor"),
-        ("key", json!({"tier": "gold"}), "tier"),
     ] {
         let refused = node.put(key, &body);
         assert_eq!((refused.status, &refused.json()["field"]), (422, &json!(field)), "{}", refused.text());
     }
     assert_eq!(node.put("acme", &own("acme", 500)).status, 200);
+    // A plan may be sold before the rules have it.
     let plain =
         Node::start("domain: d\ndescriptors: [{key: api_key, limit: 9/s}]\n", &place.sqlite("plain"), &[]);
     for tier in ["pro", "free", "gold"] {
-        let refused = plain.put("key", &json!({"tier": tier}));
-        assert_eq!((refused.status, &refused.json()["field"]), (422, &json!("tier")), "{}", refused.text());
+        let put = plain.put("key", &json!({"tier": tier}));
+        assert_eq!(put.status, 200, "{}", put.text());
+        assert!(put.json()["warnings"][0].as_str().is_some_and(|text| text.contains("has no effect until")));
     }
+}
+
+const WINDOWS: &str = "
+domain: d
+descriptors:
+  - key: api_key
+    limit: [5/hour, 100/day]
+    tiers: {pro: [7/hour, 200/day], partner: unlimited}
+    descriptors:
+      - {key: endpoint, value: POST /orders, limit: 2/hour}
+";
+
+/// The number that denies, of a caller that uses all it may.
+fn denied_at(node: &Node, attributes: &Value) -> usize {
+    (0..300).take_while(|_| node.server.check("d", attributes).status == 200).count()
+}
+
+#[test]
+fn an_override_removes_limits_of_other_periods_only_if_it_says_so() {
+    let place = Place::new();
+    let node = Node::start(WINDOWS, &place.sqlite("windows"), &[]);
+    let day = |more: Value| {
+        let mut own = json!({"descriptor": "default", "requests_per_unit": 150, "unit": "day"});
+        own.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        json!({"overrides": [own]})
+    };
+    let put = node.put("a", &day(json!({})));
+    assert_eq!(put.status, 200, "{}", put.text());
+    assert_eq!(put.json()["warnings"], Value::Null, "{}", put.text());
+    assert_eq!(denied_at(&node, &json!({"api_key": "a"})), 5);
+    let usage = node.ask("GET", "/admin/v1/usage/a", &[], &Value::Null).json();
+    let sources: Vec<_> = usage["limits"]
+        .as_array()
+        .expect("limits")
+        .iter()
+        .map(|one| {
+            (
+                one["count"].as_u64().unwrap_or(0),
+                one["window"].as_str().unwrap_or(""),
+                one["source"].as_str().unwrap_or(""),
+            )
+        })
+        .collect();
+    assert_eq!(sources, [(5, "1h", "rule"), (150, "1d", "override"), (2, "1h", "rule")]);
+    assert_eq!(usage["usage"]["default"], json!({"used": 5, "limit": 5, "remaining": 0}));
+    assert_eq!(usage["usage"]["endpoint:POST /orders"], json!({"used": 0, "limit": 2, "remaining": 2}));
+
+    let all = day(json!({"replace": "all"}));
+    asked(&node.put("a", &all), "would no longer have gcra 5/1h");
+    assert_eq!(node.put("a", &with(all, "confirm", json!(true))).status, 200);
+    assert_eq!(denied_at(&node, &json!({"api_key": "a"})), 145);
+    // A tier that comes with the request has its own other limits.
+    assert_eq!(node.put("b", &day(json!({}))).status, 200);
+    assert_eq!(denied_at(&node, &json!({"api_key": "b", "tier": "pro"})), 7);
+    // One of another period holds beside the rule's.
+    let minute = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 3, "unit": "week"}]});
+    let put = node.put("c", &minute);
+    assert!(
+        put.json()["warnings"][0].as_str().is_some_and(|text| text.contains("stays in force")),
+        "{}",
+        put.text()
+    );
+    assert_eq!(denied_at(&node, &json!({"api_key": "c"})), 3);
+}
+
+#[test]
+fn what_is_unlimited_is_admitted_and_shown_so() {
+    let place = Place::new();
+    let node = Node::start(WINDOWS, &place.sqlite("unlimited"), &[]);
+    let own = json!({"overrides": [{"descriptor": "default", "limit": "unlimited"}]});
+    let put = node.put("a", &own);
+    assert_eq!(put.status, 200, "{}", put.text());
+    assert_eq!(put.json()["quotas"]["default"], json!({"limit": "unlimited"}));
+    assert_eq!(denied_at(&node, &json!({"api_key": "a"})), 300);
+    assert_eq!(denied_at(&node, &json!({"api_key": "t", "tier": "partner"})), 300);
+    assert_eq!(denied_at(&node, &json!({"api_key": "a", "endpoint": "POST /orders"})), 2);
+    let usage = node.ask("GET", "/admin/v1/usage/a", &[], &Value::Null).json();
+    assert_eq!(usage["unlimited"], json!([{"rule": "api_key", "descriptor": "api_key"}]), "{usage}");
+    assert_eq!(usage["usage"]["default"]["unlimited"], true);
+    let answer = node.server.check("d", &json!({"api_key": "a"}));
+    assert!(answer.header("ratelimit").is_none() && answer.header("x-ratelimit-limit").is_none());
+    let set = ["quota", "set", "b", "--limit", "unlimited", "--admin"];
+    let admin = format!("http://{}", node.admin);
+    let set = run(&[&set[..], &[&admin]].concat());
+    assert!(set.code == Some(0) && set.out.contains("default=unlimited"), "{}{}", set.out, set.err);
+    let usage = run(&["usage", "b", "--admin", &admin]);
+    assert!(usage.out.contains("unlimited"), "{}{}", usage.out, usage.err);
+}
+
+/// Before the change is made, as it would be charged.
+#[test]
+fn a_preview_shows_the_limits_before_and_after() {
+    let place = Place::new();
+    let node = Node::start(WINDOWS, &place.sqlite("preview"), &[]);
+    let draft = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 9, "unit": "day", "replace": "all"}]});
+    let preview = node.ask("POST", "/admin/v1/quotas/a/preview?tier=pro", &[], &draft);
+    assert_eq!(preview.status, 200, "{}", preview.text());
+    let preview = preview.json();
+    let counts = |rule: usize, side: &str| -> Vec<u64> {
+        let limits = preview["rules"][rule][side]["limits"].as_array().expect("limits");
+        limits.iter().filter_map(|one| one["count"].as_u64()).collect()
+    };
+    assert_eq!((counts(0, "before"), counts(0, "after")), (vec![7, 200], vec![9]), "{preview}");
+    assert_eq!((counts(1, "before"), counts(1, "after")), (vec![2], vec![2]));
+    assert_eq!(preview["rules"][1]["reference"], "endpoint:POST /orders");
+    assert!(preview["confirm"][0].as_str().is_some_and(|text| text.contains("no longer have")), "{preview}");
+    assert_eq!(quota(&node, "a"), 404, "nothing changes");
+    let admin = format!("http://{}", node.admin);
+    let shown = run(&["quota", "set", "a", "--limit", "9/day", "--preview", "--admin", &admin]);
+    assert!(shown.code == Some(0) && shown.out.contains("5/1h, 9/1d"), "{}{}", shown.out, shown.err);
+    assert_eq!(quota(&node, "a"), 404, "nothing changes");
 }

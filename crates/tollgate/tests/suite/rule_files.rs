@@ -104,6 +104,24 @@ fn files_pass_the_guard_when_asked() {
     assert!(!server.log().contains("repaired"), "nothing was broken: {}", server.log());
 }
 
+/// Whatever the traffic: an edited file that admits nothing waits, and what was meant is confirmed.
+#[test]
+fn a_file_that_admits_nothing_waits() {
+    let folder = Folder::new();
+    folder.write("rules.yaml", rules(100, ""));
+    let server = start(&folder, &["--guard-files"]);
+    for (count, says) in [(0, "admits nothing"), (10, "admits 10 times less")] {
+        folder.write("rules.yaml", rules(count, ""));
+        logged(&server, says);
+        assert_eq!(limit(&server), 100);
+    }
+    folder.write("rules.yaml", rules(0, ""));
+    eventually("the reason", || confirm(&server, &[]).out.contains("admits nothing").then_some(()));
+    let waits = pending(&server).expect("files that wait");
+    assert_eq!(confirm(&server, &[&waits]).code, Some(0));
+    assert_eq!(limit(&server), 0);
+}
+
 fn confirm(server: &Server, hash: &[&str]) -> Run {
     let admin = format!("http://{}", server.admin.expect("an admin address"));
     run(&[&["rules", "confirm-files"], hash, &["--admin", &admin]].concat())

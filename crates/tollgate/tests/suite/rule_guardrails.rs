@@ -76,6 +76,32 @@ fn small_steps_do_not_add_up_unseen() {
     assert_eq!(publish(&node, &step("90/minute").replace("100/hour", "101/hour"), false).status, 201);
 }
 
+/// At night there is no traffic that a typing error would deny.
+#[test]
+fn what_admits_far_less_is_confirmed_without_traffic() {
+    let place = Place::new();
+    let tiers = |pro: &str| format!("100/second\n    tiers: {{pro: {pro}}}");
+    let node = Node::start(&rules(&tiers("[1000/second, 50000/hour]"), ""), &place.sqlite("rules"), &[]);
+    for (text, reason, says) in [
+        (rules("0/second", ""), "admits_nothing", "rule `d: api_key` admits nothing"),
+        (rules(&tiers("[1000/second, 500/hour]"), ""), "limit_cut", "100 times less for tier pro"),
+        (rules(&tiers("0/second"), ""), "admits_nothing", "admits nothing for tier pro"),
+        (rules("100/minute", ""), "limit_cut", "60 times less"),
+    ] {
+        let refused = publish(&node, &text, false);
+        assert_eq!(refused.status, 409, "{text}: {}", refused.text());
+        assert!(reasons(&refused).contains(&json!(reason)), "{text}: {}", refused.text());
+        assert!(refused.text().contains(says), "{text}: {}", refused.text());
+    }
+    let zero = rules("0/second", "");
+    assert_eq!(publish(&node, &zero, true).status, 201, "on purpose");
+    assert_eq!(
+        publish(&node, &zero.replace("second", "minute"), false).status,
+        201,
+        "and it is not asked again"
+    );
+}
+
 #[test]
 fn what_would_allow_much_is_confirmed() {
     let place = Place::new();
@@ -109,7 +135,7 @@ fn callers_are_judged_beside_requests() {
     let harsh = rules("1000/hour", "  - {key: plan, value: small, limit: 0/hour}\n");
     let refused = publish(&node, &harsh, false);
     assert_eq!(refused.status, 409, "{}", refused.text());
-    assert_eq!(reasons(&refused), ["callers_newly_denied"], "{}", refused.text());
+    assert_eq!(reasons(&refused), ["callers_newly_denied", "admits_nothing"], "{}", refused.text());
     assert!(refused.text().contains("80.0% of recent callers"), "{}", refused.text());
     // Callers with the same first characters are distinguished by the ids of the lists.
     let mut affected: Vec<String> = refused.json()["impact"]["top"]

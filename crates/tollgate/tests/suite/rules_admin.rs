@@ -322,7 +322,9 @@ fn rules_that_hurt_a_caller_are_rolled_back() {
         (now == state).then_some(())
     };
     eventually("a guard that knows what is usual", || guard("ready"));
-    assert_eq!(publish(&node, &sent("1/hour")).status, 201);
+    let mut confirmed = sent("1/hour");
+    confirmed["confirm"] = true.into();
+    assert_eq!(publish(&node, &confirmed).status, 201);
     eventually("a guard that watches", || guard("watching"));
     eventually("a way back", || {
         node.server.check("d", &json!({"api_key": "unlucky-caller"}));
@@ -382,6 +384,53 @@ fn the_command_line_publishes_and_goes_back() {
     let wrong = node.rules.write("wrong.yaml", rules("lots"));
     let wrong = command(&["diff", wrong.to_str().expect("a plain path")]);
     assert!(wrong.code == Some(1) && wrong.out.contains("wrong.yaml:4:12"), "{}", wrong.out);
+}
+
+/// Whoever edits a rule file after a publication is not limited by it: every place that shows the rules says so.
+#[test]
+fn files_that_differ_from_published_rules_are_shown() {
+    let place = Place::new();
+    let node = Node::start(&rules("100/hour"), &place.sqlite("rules"), &[]);
+    let admin = format!("http://{}", node.admin);
+    let diff = |words: &[&str]| run(&[&["rules", "diff", "--admin", &admin], words].concat());
+    let drift = || get(&node, "/readyz?verbose")["rules"]["drift"].clone();
+    let metric = || node.ask("GET", "/metrics", &[], &Value::Null).text();
+    assert_eq!((drift(), diff(&[]).code), (Value::Null, Some(0)), "the files are active");
+
+    assert_eq!(publish(&node, &sent("200/hour")).status, 201);
+    let shown = drift();
+    assert_eq!(
+        (&shown["rev"], &shown["changed_rules"], &shown["error"]),
+        (&json!(2), &json!(1), &Value::Null)
+    );
+    assert!(metric().contains("\nratelimit_rules_drift 1\n"), "{}", metric());
+    let state = get(&node, "/admin/v1/rules/files");
+    assert_eq!(state["drift"]["diff"][0]["rule"], "d: api_key", "{state}");
+    let differs = diff(&[]);
+    assert_eq!(differs.code, Some(1), "{}", differs.err);
+    for says in [
+        "changed d: api_key",
+        "- gcra 200/1h",
+        "+ gcra 100/1h",
+        "revision 2 is published",
+        "differ in 1 rule",
+    ] {
+        assert!(differs.out.contains(says), "{says}: {}", differs.out);
+    }
+    let local = node.rules.write("local.yaml", rules("200/hour"));
+    let local = local.to_str().expect("a plain path");
+    assert_eq!(diff(&[local, "--exit-code"]).code, Some(0));
+    node.rules.write("local.yaml", rules("300/hour"));
+    assert_eq!((diff(&[local]).code, diff(&[local, "--exit-code"]).code), (Some(0), Some(1)));
+
+    node.rules.write("rules.yaml", "domain: d\ndescriptors: [{key: api_key, limit: lots}]\n");
+    eventually("the broken file", || {
+        drift()["error"].as_str().filter(|error| error.contains("rules.yaml:2")).map(drop)
+    });
+    node.rules.write("rules.yaml", rules("200/hour"));
+    eventually("the same rules", || drift().is_null().then_some(()));
+    assert!(metric().contains("\nratelimit_rules_drift 0\n"), "{}", metric());
+    assert_eq!(diff(&[]).code, Some(0));
 }
 
 /// A node that could not start while its database is away would make every outage of the one an outage of the other.

@@ -2,7 +2,7 @@
 //! while traffic flows.
 
 use crate::databases::Place;
-use crate::harness::{self, Operator, Redis, Server};
+use crate::harness::{self, Node, Operator, Redis, Server};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -15,6 +15,35 @@ descriptors:
     descriptors:
       - {key: endpoint, value: POST /orders, limit: 2 per 3650d, algorithm: fixed_window, name: orders}
 ";
+
+/// A plan that comes with the request is in no quota: what is shown is what its latest request was decided by.
+#[test]
+fn the_plan_of_the_latest_request_is_shown() {
+    let place = Place::new();
+    let node = Node::start(RULES, &place.sqlite("usage"), &[]);
+    let usage = |key: &str| node.ask("GET", &format!("/admin/v1/usage/{key}"), &[], &Value::Null).json();
+    let first = |usage: &Value| (usage["limits"][0]["limit"].clone(), usage["limits"][0]["source"].clone());
+    for (request, tier, limit, source) in [
+        (json!({"api_key": "acme", "tier": "pro"}), json!("pro"), 6, "tier"),
+        (json!({"api_key": "acme"}), Value::Null, 4, "rule"),
+    ] {
+        assert_eq!(node.server.check("d", &request).status, 200);
+        let shown = usage("acme");
+        assert_eq!((&shown["tier"], &shown["tier_source"]), (&tier, &json!("last_request")), "{shown}");
+        assert_eq!(first(&shown), (json!(limit), json!(source)), "{shown}");
+        assert_eq!(shown["tiers"], json!([]), "it is known");
+    }
+    let unknown = usage("stranger");
+    assert_eq!((&unknown["tier"], &unknown["tier_source"]), (&Value::Null, &Value::Null));
+    let tier = &unknown["tiers"][0];
+    assert_eq!((&tier["tier"], &tier["limits"]), (&json!("pro"), &json!(["gcra 6/1h"])), "{unknown}");
+    let admin = format!("http://{}", node.admin);
+    let printed = harness::run(&["usage", "stranger", "--admin", &admin]).out;
+    assert!(printed.contains("tier unknown") && printed.contains("pro: api_key gcra 6/1h"), "{printed}");
+    // A quota's tier holds, whatever its requests state.
+    assert_eq!(node.put("acme", &json!({"tier": "pro", "reason": "test"})).status, 200);
+    assert_eq!(usage("acme")["tier_source"], "quota");
+}
 
 fn usage_reset_and_grant(node: &Operator) {
     let request = json!({"api_key": "k/1", "endpoint": "POST /orders"});

@@ -156,8 +156,8 @@ impl<'r> RuleTree<'r> {
                         plan.limits.iter().any(|one| one.rule.is_some_and(|own| own.id == rule.id));
                     let kind = match () {
                         () if is_charged => MatchKind::Limited,
-                        () if rule.unlimited => MatchKind::Unlimited,
-                        () if rule.limits_for(plan.tier).is_empty() => MatchKind::Exempt,
+                        () if plan.set_for(rule).unlimited => MatchKind::Unlimited,
+                        () if plan.set_for(rule).limits.is_empty() => MatchKind::Exempt,
                         // Another rule takes its place.
                         () => return,
                     };
