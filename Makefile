@@ -7,6 +7,7 @@
 #   make bench   runs the short benchmarks
 #   make bench-cells   three nodes, then three regions that fail, keep one limit over long links, beside gubernator; the cost
 #   make bench-clients   measures a call of each client beside a bare one
+#   make matrix  meets every pair of features at every door, and compares what is decided with what is said (minutes)
 #   make sim     simulates leases, cells and quota streams in virtual time, SEEDS=100000 runs
 #   make cluster starts three nodes without Redis on loopback, and shows one limit over all of them
 #   make envoy-gateway-test   a real Envoy Gateway with envoyproxy/ratelimit, then with Tollgate in its place (needs Go; minutes)
@@ -206,6 +207,12 @@ sim: toolchain
 	$(DIST)/tollgate-sim --seeds $(SEEDS)
 	$(DIST)/tollgate-sim --cells --seeds $(SEEDS)
 	PROPTEST_CASES=$(SEEDS) CARGO_PROFILE_DIST_LTO=off $(CARGO) test -p tollgate-server --profile dist --locked --lib rlqs::table
+
+# Every pair of features through every integration, in simulated time. `make test` runs a sample that covers each feature and
+# each integration; TOLLGATE_MATRIX_ONLY='soft + candidate' runs one case.
+.PHONY: matrix
+matrix: toolchain
+	TOLLGATE_MATRIX=$${TOLLGATE_MATRIX-all} $(LINTED) $(CARGO) test --workspace $(EXTERNAL) --locked --test matrix -- --nocapture
 
 # Three nodes without Redis on free ports of loopback, and one limit over all of them.
 .PHONY: cluster

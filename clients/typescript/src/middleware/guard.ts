@@ -110,7 +110,8 @@ function address(peer: string | null | undefined): string {
 
 function denial(result: LimitResult, fields: ReadonlyMap<string, string>): Verdict {
   const said = fields.get("retry-after") ?? "";
-  const seconds = /^\d{1,15}$/.test(said) ? Number(said) : result.retryAfterMs === null ? 1 : Math.ceil(result.retryAfterMs / 1000);
+  // Null: a request that can never pass has no time.
+  const seconds = /^\d{1,15}$/.test(said) ? Number(said) : result.retryAfterMs === null ? null : Math.max(1, Math.ceil(result.retryAfterMs / 1000));
   if (result.problem !== null) {
     const all = new Map(fields).set("content-type", "application/problem+json");
     return { proceed: false, result, status: result.problem.status, fields: all, body: result.problem.body };
@@ -118,19 +119,20 @@ function denial(result: LimitResult, fields: ReadonlyMap<string, string>): Verdi
   if (result.reason === "rejected") {
     return refuse(400, result, fields, { type: "about:blank", title: "Bad request", status: 400, detail: "The request could not be checked." });
   }
-  if (result.reason !== "denied") return unavailable(result, fields, seconds);
+  if (result.reason !== "denied") return unavailable(result, fields, seconds ?? 1);
   const own = result.response, status = own?.status ?? 429;
   if (own !== null && own.body !== null) {
-    const all = new Map(fields).set("retry-after", String(seconds)).set("content-type", own.contentType ?? "application/json");
-    if (result.retryAfterMs === null && said === "") all.delete("retry-after");
+    const all = new Map(fields).set("content-type", own.contentType ?? "application/json");
+    if (seconds !== null) all.set("retry-after", String(seconds));
     return { proceed: false, result, status, fields: all, body: own.body };
   }
   const body: Record<string, unknown> = {
-    type: `${TYPES}quota-exceeded`, title: "Over the limit", status, detail: `Rate limit exceeded. Retry after ${plural(seconds)}.`, retry_after: seconds,
+    type: `${TYPES}quota-exceeded`, title: "Over the limit", status, detail: `Rate limit exceeded.${seconds === null ? "" : ` Retry after ${plural(seconds)}.`}`,
   };
+  if (seconds !== null) body["retry_after"] = seconds;
   if (result.rule !== null) body["violated-policies"] = [result.rule];
   if (result.decisionId !== null) body["decision_id"] = result.decisionId;
-  return refuse(status, result, fields, body, seconds);
+  return refuse(status, result, fields, body, seconds ?? undefined);
 }
 
 function unavailable(result: LimitResult, fields: ReadonlyMap<string, string>, seconds: number): Verdict {
