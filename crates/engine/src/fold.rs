@@ -109,12 +109,11 @@ fn fold_effects(matched: &MatchedLimit<'_>, folded: &mut DecisionDetails) {
         }
         Verdict::Allowed { .. } | Verdict::Denied { .. } | Verdict::Unknown => {}
     }
-    if let Some(soft) = matched.limit.soft
-        && matched.role == Role::Live
+    if matched.role == Role::Live
         && verdict != Verdict::Unknown
-        && matched.limit.limit.capacity().saturating_sub(remaining) > soft.threshold
+        && let Some(action) = matched.limit.soft_action(remaining)
     {
-        let mark = match soft.action {
+        let mark = match action {
             SoftAction::Warn => &mut folded.warned_by,
             SoftAction::Degrade => &mut folded.degraded_by,
         };

@@ -20,7 +20,7 @@ export async function currentLimit({ key, attribute, id }: { key: string; attrib
   }
   const usage = await get<Usage>(id ? path`/admin/v1/usage/by-id/${id}` : path`/admin/v1/usage/${key}` + query(keyOf(attribute))).catch(() => null);
   const own = usage?.limits.find((one) => !one.role && (rule ? one.rule === rule : one.descriptor === attribute));
-  return own ? { ...own, limit: own.count } : null;
+  return own ? { ...own, limit: own.configured_count ?? own.count } : null;
 }
 
 /** Twice the current limit; 100 per minute where that is unknown or is a concurrency limit. */
