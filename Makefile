@@ -261,8 +261,8 @@ docs-cli: $(DEBUG)
 # Alerts fire on their symptoms, and Grafana's dashboards match its own types (if there is Node to check them).
 .PHONY: deploy
 deploy: test-tools
-	promtool check rules deploy/prometheus/alerts.yml
-	cd deploy/prometheus && promtool test rules alerts.test.yml
+	promtool check rules deploy/prometheus/alerts.yml deploy/prometheus/rate-limiter.yml
+	cd deploy/prometheus && promtool test rules alerts.test.yml rate-limiter.test.yml
 	@if command -v npm > /dev/null; then cd deploy/grafana/check && npm install --no-save --silent && node check.mjs; \
 	  else echo "no Node: skipping the check of Grafana's dashboards"; fi
 

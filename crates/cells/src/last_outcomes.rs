@@ -44,6 +44,6 @@ impl LastOutcomes {
     pub(crate) fn get(&self, charge: &Charge<'_>, now: Timestamp) -> Option<LastKnown> {
         let StoredOutcome { used, reset_after, at } = *self.lock().get(&charge.key.id())?;
         let age = now.since(at);
-        Some(LastKnown { used, reset_after, age, in_time: Some(age) })
+        Some(LastKnown { used, reset_after, age, in_time: Some(age), is_assumed: false })
     }
 }

@@ -13,6 +13,8 @@ pub struct Cost(i64);
 impl Cost {
     /// The cost of an ordinary request.
     pub const ONE: Self = Self(1);
+    /// A refund of all units that any counter can have used.
+    pub const RESET: Self = Self::refund(u64::MAX);
     /// A peek: returns an outcome and changes nothing.
     pub const PEEK: Self = Self(0);
 
@@ -32,6 +34,12 @@ impl Cost {
     #[must_use]
     pub const fn is_refund(self) -> bool {
         self.0 < 0
+    }
+
+    /// Returns whether this resets a counter.
+    #[must_use]
+    pub const fn is_reset(self) -> bool {
+        self.0 == Self::RESET.0
     }
 
     /// Returns whether this is a peek.

@@ -299,13 +299,35 @@ impl Limit {
 
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.algorithm, self.rate)?;
-        if self.algorithm.has_burst() && self.capacity != self.rate.count {
-            write!(f, " burst {}", self.capacity)?;
-        }
-        if let Some(interval) = self.refill_interval {
-            write!(f, " refilled every {interval}")?;
-        }
-        Ok(())
+        self.display_of(None).fmt(f)
+    }
+}
+
+impl Limit {
+    /// Displays the limit, with the name of what it counts if that is not requests.
+    ///
+    /// ```
+    /// use tollgate_core::{Algorithm, LimitSpec, Rate, nonzero};
+    /// let limit = LimitSpec::new(Algorithm::Gcra, Rate::per_minute(nonzero!(9_000))).build()?;
+    /// assert_eq!(limit.display_of(Some("tokens")).to_string(), "gcra 9000 tokens/1m");
+    /// assert_eq!(limit.display_of(None).to_string(), limit.to_string());
+    /// # Ok::<(), tollgate_core::LimitError>(())
+    /// ```
+    #[must_use]
+    pub fn display_of<'d>(&'d self, unit: Option<&'d str>) -> impl fmt::Display + 'd {
+        fmt::from_fn(move |f| {
+            let Rate { count, period } = &self.rate;
+            match unit {
+                Some(unit) => write!(f, "{} {count} {unit}/{period}", self.algorithm)?,
+                None => write!(f, "{} {}", self.algorithm, self.rate)?,
+            }
+            if self.algorithm.has_burst() && self.capacity != self.rate.count {
+                write!(f, " burst {}", self.capacity)?;
+            }
+            if let Some(interval) = self.refill_interval {
+                write!(f, " refilled every {interval}")?;
+            }
+            Ok(())
+        })
     }
 }

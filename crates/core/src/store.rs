@@ -108,6 +108,8 @@ pub struct LastKnown {
     /// How long ago an outcome last came in time; `None` if none did. Requests whose outcome comes later were decided without
     /// it.
     pub in_time: Option<TimeDelta>,
+    /// Whether the store did not know the counter's state, because it may have lost it, and assumed that it was used up.
+    pub is_assumed: bool,
 }
 
 impl LastKnown {

@@ -20,7 +20,9 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use tollgate_core::{Algorithm, CounterStore, Mode, Outcomes, PermitId, RegionMode, TimeDelta};
+use tollgate_core::{
+    Algorithm, Charge, CounterStore, LossPolicy, Mode, Outcomes, PermitId, RegionMode, TimeDelta,
+};
 use tollgate_rules::{CallerOverrides, Charges, MatchedLimit, Plan, Ruleset};
 
 /// What a decision needs beside its plan.
@@ -172,6 +174,7 @@ impl<S: CounterStore> Limiter<S> {
         }
         if details.denied_by.is_some() || plan.is_fleet_shadow() {
             self.record_fleet_shed(check, rules, plan, details);
+            details.is_assumed = self.denies_by_assumption(plan, request.permit, details);
         }
         if let Some(reason) = check.reason.filter(|_| details.is_allowed()) {
             details.reason = Some(reason.into());
@@ -180,6 +183,24 @@ impl<S: CounterStore> Limiter<S> {
             details.malformed_cost = None;
         }
         keep(plan, details);
+    }
+
+    /// Returns whether the store has assumed what the denying limit's counter holds.
+    #[cold]
+    fn denies_by_assumption(&self, plan: &Plan<'_>, permit: PermitId, details: &DecisionDetails) -> bool {
+        let Some(denying) = details.denying_limit().filter(|_| details.origin == Origin::Store) else {
+            return false;
+        };
+        let matched =
+            details.limits.iter().zip(&plan.limits).find(|(status, _)| std::ptr::eq(*status, denying));
+        matched.is_some_and(|(_, matched)| self.is_assumed(&plan.charge(matched, permit)))
+    }
+
+    /// Returns whether the store did not know the state of a charge's counter when it last answered, and assumed that it was
+    /// used up.
+    pub(crate) fn is_assumed(&self, charge: &Charge<'_>) -> bool {
+        charge.loss_policy == LossPolicy::AssumeExhausted
+            && self.store.last_known(charge).is_some_and(|known| known.is_assumed)
     }
 
     /// Plans a request, and charges the plan if the store can without waiting.

@@ -217,6 +217,18 @@ impl DecidedBy {
             None => Self::Inline,
         }
     }
+
+    /// Returns the name of a source that is no rule; of a measure, if its own is not known.
+    #[must_use]
+    pub const fn fixed_name(self) -> Option<&'static str> {
+        match self {
+            Self::Rule(_) => None,
+            Self::Inline => Some(INLINE_LIMIT),
+            Self::Emergency => Some("emergency"),
+            Self::UnknownDomain => Some("unknown-domain"),
+            Self::MalformedCost => Some("malformed-cost"),
+        }
+    }
 }
 
 /// What to do with requests whose domain has no rules.
@@ -258,6 +270,9 @@ pub struct DecisionDetails {
     pub malformed_cost: Option<Box<str>>,
     /// Why the request was shed, that its limits are tightened, or that its check went without the store.
     pub reason: Option<Box<str>>,
+    /// Whether the store did not know what the limit that denied had counted, because it may have lost it, and assumed that
+    /// it was used up.
+    pub is_assumed: bool,
     /// The highest class of its limits that were decided without the store because the process is overloaded.
     pub shed_class: Option<ShedOrder>,
     /// Inline limits and overrides that this decision used.
@@ -282,6 +297,7 @@ impl DecisionDetails {
             descriptors: SmallVec::new(),
             malformed_cost: None,
             reason: None,
+            is_assumed: false,
             shed_class: None,
             inline_limits: Vec::new(),
             granted: None,
@@ -301,8 +317,8 @@ impl DecisionDetails {
         let Self { drawn_id: _, verdict, origin, at, denied_by, degraded_by, warned_by, .. } = self;
         (*verdict, *origin) = (DecisionVerdict::Allowed { delay: TimeDelta::ZERO }, Origin::Unmatched);
         (*at, *denied_by, *degraded_by, *warned_by) = (Timestamp::ZERO, None, None, None);
-        let Self { limits, descriptors, shed_class, .. } = self;
-        *shed_class = None;
+        let Self { limits, descriptors, shed_class, is_assumed, .. } = self;
+        (*shed_class, *is_assumed) = (None, false);
         limits.clear();
         descriptors.clear();
     }
@@ -346,6 +362,7 @@ impl DecisionDetails {
             DecidedBy::Inline => None,
             DecidedBy::Emergency | DecidedBy::UnknownDomain | DecidedBy::MalformedCost => return None,
         };
+        // A rule's candidate, or its limits for callers that it is not enforced for yet, may deny as well and deny nothing.
         let own = self.limits.iter().filter(|status| status.rule == rule && status.role.is_live());
         let lasts = |status: &&LimitStatus| match status.outcome.verdict {
             Verdict::Denied { retry_after } => Some(retry_after.unwrap_or(TimeDelta::MAX)),
@@ -452,10 +469,7 @@ impl Decision {
     pub fn name(&self, by: DecidedBy) -> &str {
         match by {
             DecidedBy::Rule(id) => self.body.rules.rule(id).map_or("", |rule| rule.name.as_str()),
-            DecidedBy::Inline => INLINE_LIMIT,
-            DecidedBy::Emergency => self.emergency().unwrap_or("emergency"),
-            DecidedBy::UnknownDomain => "unknown-domain",
-            DecidedBy::MalformedCost => "malformed-cost",
+            _ => self.emergency().filter(|_| by == DecidedBy::Emergency).or(by.fixed_name()).unwrap_or(""),
         }
     }
 

@@ -2,28 +2,27 @@
 //!
 //! A limiter over it takes the ordinary decision path, with other shards and grants, so that an explanation cannot
 //! differ from the decision that it foretells. A charge is asked together with one that can never fit, on the same
-//! counter: all or none means none, on every store, and still each outcome says whether its charge would fit, and when.
+//! counter and by the same limit: all or none means none, on every store, and still each outcome says whether its charge
+//! would fit, and when. By another limit it would not be the same counter: a store may keep a counter that is alone in a
+//! form that only its own limit reads.
 //! A peek alone was rejected: it shows what remains, but not how long to wait. Limits that count denied requests too
 //! (the Envoy profile) would count this one, and are peeked at; in a fixed window, what remains says the rest.
 
 use smallvec::SmallVec;
 use std::sync::{Mutex, PoisonError};
 use tollgate_core::{
-    Admission, Algorithm, Charge, Cost, CounterKey, CounterStore, Enforcement, Limit, LimitSpec, Mode,
-    Outcome, Outcomes, Permit, Rate, StoreError, TimeDelta, Verdict,
+    Admission, Charge, Cost, CounterStore, Enforcement, Mode, Outcome, Outcomes, Permit, PermitId,
+    StoreError, Verdict,
 };
 
 pub(crate) struct DryRun<'s, S> {
     store: &'s S,
-    /// A limit that no charge fits.
-    never: Limit,
     failure: Mutex<Option<StoreError>>,
 }
 
 impl<'s, S: CounterStore> DryRun<'s, S> {
     pub(crate) fn new(store: &'s S) -> Self {
-        let spec = LimitSpec::new(Algorithm::Gcra, Rate::per(0, TimeDelta::from_secs(1)));
-        Self { store, never: spec.build().expect("nothing per second is a limit"), failure: Mutex::default() }
+        Self { store, failure: Mutex::default() }
     }
 
     /// Returns why the store could not be asked, if so: then the fail policy has decided, which is not what would be.
@@ -37,8 +36,9 @@ impl<'s, S: CounterStore> DryRun<'s, S> {
         let Some(first) = asked.iter().find(|charge| charge.enforcement != Enforcement::Independent) else {
             return self.store.charge(&asked).await;
         };
-        let key = CounterKey { scope: first.key.scope, parts: first.key.parts };
-        let guard = Charge { mode: first.mode, ..Charge::new(key, &self.never, Cost::ONE) };
+        let beyond = Cost::new(first.limit.capacity().saturating_add(1));
+        let (enforcement, permit) = (Enforcement::Required, PermitId::ANONYMOUS);
+        let guard = Charge { cost: beyond, enforcement, permit, ..*first };
         let mut asked = asked.clone();
         asked.push(guard);
         let mut outcomes = self.store.charge(&asked).await?;

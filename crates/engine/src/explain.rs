@@ -6,16 +6,16 @@
 
 use crate::check::{Check, CheckInput};
 use crate::decide::plan_into;
-use crate::decision::{Decision, DecisionDetails};
+use crate::decision::Decision;
 use crate::dry_run::DryRun;
-use crate::emergency::{MeasureAction, MeasureEffect};
+use crate::in_force::{AppliedMeasure, InForce};
 use crate::limiter::Limiter;
 use crate::usage::{self, GrantBalance, LimitSource, UsageError};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tollgate_core::{Charge, Cost, CounterStore, Limit, Outcome, RegionStatus, TimeDelta};
-use tollgate_rules::{ExplainedRequest, Explanation, MatchedLimit, Plan, Role, Ruleset};
+use tollgate_rules::{ExplainedRequest, Explanation, Plan, Role, Ruleset};
 
 /// An explained request.
 #[derive(Clone, Debug)]
@@ -37,14 +37,18 @@ pub struct CheckExplanation {
 pub struct ExplainedLimit {
     /// Number of the rule; `None` for a limit that arrived with the request.
     pub rule: Option<u32>,
+    /// The limit in force as text, with what it counts.
+    pub text: String,
     /// Name of the counter, with its values; those that may be secrets are masked.
     pub counter: String,
     /// The limit in force.
     pub limit: Limit,
+    /// What the limit counts, if that is an attribute of requests.
+    pub unit: Option<String>,
     /// Where its number comes from.
     pub source: LimitSource,
     /// The emergency measure that changes the limit or sets it aside: name and action.
-    pub measure: Option<(String, MeasureAction)>,
+    pub measure: Option<AppliedMeasure>,
     /// Whether the limit is charged; false if a measure sets it aside.
     pub is_charged: bool,
     /// Role of the limit, which determines whether it is enforced.
@@ -55,6 +59,8 @@ pub struct ExplainedLimit {
     pub cost: Cost,
     /// Units that could be charged now; `None` if the store could not return them.
     pub remaining: Option<u64>,
+    /// Whether the store did not know what was used, because it may have lost it, and assumed all of it.
+    pub is_assumed: bool,
     /// Time until the limit is completely unused.
     pub reset_after: TimeDelta,
     /// What the limit says to the request; `None` if it is not asked.
@@ -122,13 +128,8 @@ impl<S: CounterStore> Limiter<S> {
             || Explanation { domain: domain.to_owned(), ..Explanation::default() },
             |domain| domain.explain_plan(request, &plan),
         );
-        let sources: Vec<LimitSource> =
-            plan.limits.iter().map(|matched| usage::source(&plan, matched)).collect();
-        let in_force = self.apply_measures(&check, &mut plan);
-        if dry.adapts(&check) {
-            dry.scale_adapted(&check, &rules, &mut plan, &mut DecisionDetails::unmatched());
-        }
-        let limits = self.explained_limits(&plan, &sources, in_force, &decision).await?;
+        let in_force = dry.put_in_force(&check, &rules, &mut plan);
+        let limits = self.explained_limits(&plan, in_force, &decision).await?;
         Ok(CheckExplanation {
             matching,
             has_quota_tier: decision.override_tier().is_some(),
@@ -156,42 +157,11 @@ impl<S: CounterStore> Limiter<S> {
         Ok(dry)
     }
 
-    /// Gives the plan's limits the values in force. Returns, for each of them, whether it is charged, and the measure
-    /// that changes it or sets it aside.
-    fn apply_measures(&self, check: &Check<'_>, plan: &mut Plan<'_>) -> Vec<(bool, Option<Applied>)> {
-        let Some(mut effect) = self.effect_of(check) else { return vec![(true, None); plan.limits.len()] };
-        let before = plan.limits.clone();
-        effect.apply_to(plan, &mut DecisionDetails::unmatched());
-        let mut charged = std::mem::take(&mut plan.limits).into_iter().peekable();
-        let mut applied = Vec::with_capacity(before.len());
-        for matched in before {
-            let same = |other: &MatchedLimit<'_>| {
-                other.parts == matched.parts
-                    && other.descriptor == matched.descriptor
-                    && other.role == matched.role
-                    && other.limit.scope.id() == matched.limit.scope.id()
-            };
-            match charged.next_if(same) {
-                Some(now) => {
-                    let is_changed = now.limit.limit != matched.limit.limit;
-                    applied.push((true, effect.changing(is_changed)));
-                    plan.limits.push(now);
-                }
-                None => {
-                    applied.push((false, effect.setting_aside(matched.rule.map(|rule| &*rule.name))));
-                    plan.limits.push(matched);
-                }
-            }
-        }
-        applied
-    }
-
     /// Reads the counters of the plan's limits.
     async fn explained_limits(
         &self,
         plan: &Plan<'_>,
-        sources: &[LimitSource],
-        in_force: Vec<(bool, Option<Applied>)>,
+        in_force: Vec<InForce>,
         decision: &Decision,
     ) -> Result<Vec<ExplainedLimit>, UsageError> {
         let counters = usage::counters(plan, |_| true);
@@ -203,47 +173,37 @@ impl<S: CounterStore> Limiter<S> {
         let (mut outcomes, mut looked) = (outcomes.into_iter(), looks.iter());
         // The decision has the limits that are charged, in the same order; under an outright measure, all as unknown.
         let mut decided = decision.limits.iter();
-        let limits = counters.iter().zip(in_force).map(|(counter, (is_charged, measure))| {
-            let matched = &plan.limits[counter.limit];
-            let outcomes: Vec<Outcome> = outcomes.by_ref().take(counter.names.len()).collect();
-            let own: Vec<&Charge<'_>> = looked.by_ref().take(counter.names.len()).collect();
-            let status = if is_charged { decided.next() } else { None };
-            ExplainedLimit {
-                rule: matched.rule.map(|rule| rule.id),
-                counter: plan.describe(counter.limit).1,
-                limit: matched.limit.limit.clone(),
-                source: sources[counter.limit],
-                measure,
-                is_charged,
-                role: matched.role,
-                is_enforced: crate::fold::decides(matched),
-                cost: matched.cost,
-                remaining: outcomes.iter().map(usage::answered).sum(),
-                reset_after: outcomes
-                    .iter()
-                    .map(|outcome| outcome.reset_after)
-                    .max()
-                    .unwrap_or(TimeDelta::ZERO),
-                outcome: status.map(|status| status.outcome),
-                is_granted: status.is_some_and(|status| decision.is_granted(status)),
-                region: self.region_of(own.into_iter()),
-            }
-        });
+        let limits =
+            counters.iter().zip(in_force).map(|(counter, InForce { source, is_charged, measure, .. })| {
+                let matched = &plan.limits[counter.limit];
+                let outcomes: Vec<Outcome> = outcomes.by_ref().take(counter.names.len()).collect();
+                let own: Vec<&Charge<'_>> = looked.by_ref().take(counter.names.len()).collect();
+                let status = if is_charged { decided.next() } else { None };
+                let (text, name) = plan.describe(counter.limit);
+                ExplainedLimit {
+                    rule: matched.rule.map(|rule| rule.id),
+                    text,
+                    counter: name,
+                    limit: matched.limit.limit.clone(),
+                    unit: matched.limit.unit_name(matched.rule).map(str::to_owned),
+                    source,
+                    measure,
+                    is_charged,
+                    role: matched.role,
+                    is_enforced: crate::fold::decides(matched),
+                    cost: matched.cost,
+                    is_assumed: own.iter().any(|charge| self.is_assumed(charge)),
+                    remaining: outcomes.iter().map(usage::answered).sum(),
+                    reset_after: outcomes
+                        .iter()
+                        .map(|outcome| outcome.reset_after)
+                        .max()
+                        .unwrap_or(TimeDelta::ZERO),
+                    outcome: status.map(|status| status.outcome),
+                    is_granted: status.is_some_and(|status| decision.is_granted(status)),
+                    region: self.region_of(own.into_iter()),
+                }
+            });
         Ok(limits.collect())
-    }
-}
-
-/// A measure as explanations show it.
-type Applied = (String, MeasureAction);
-
-impl MeasureEffect {
-    /// Returns the measure that changes a limit.
-    fn changing(&self, is_changed: bool) -> Option<Applied> {
-        self.tightening().filter(|_| is_changed).map(|one| (one.name.to_string(), one.action))
-    }
-
-    /// Returns the measure because of which a rule's limits are not charged.
-    fn setting_aside(&self, rule: Option<&str>) -> Option<Applied> {
-        self.disabling(rule).map(|one| (one.name.to_string(), one.action))
     }
 }

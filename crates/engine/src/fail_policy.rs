@@ -21,7 +21,7 @@ use tollgate_core::{
     Admission, Algorithm, Charge, Cost, CounterStore, Enforcement, LateCharge, Limit, Outcome, Outcomes,
     Permit, PermitId, StoreError, TimeDelta, Timestamp,
 };
-use tollgate_rules::{Charges, FailPolicy, FleetStanding, MatchedLimit, Plan};
+use tollgate_rules::{Charges, FailPolicy, FleetStanding, LimitOrigin, MatchedLimit, Plan};
 
 /// Retry delay for a caller denied because the store failed.
 const RETRY_AFTER: TimeDelta = TimeDelta::from_secs(1);
@@ -38,6 +38,8 @@ struct UndecidedRequest {
     late: Vec<LateCharge>,
     /// Charges that local counters admitted and the store must be charged with.
     taken_locally: SmallVec<[usize; 4]>,
+    /// This node's shares, by which local counters decided.
+    shares: SmallVec<[(usize, Limit); 4]>,
     /// Whether a late charge would hold a permit that the request does not release.
     leaks: bool,
 }
@@ -75,6 +77,7 @@ impl<S: CounterStore> Limiter<S> {
             failed: reached.failed,
             late: reached.late,
             taken_locally: SmallVec::new(),
+            shares: SmallVec::new(),
             leaks: reached.leaks,
         };
         if is_denied {
@@ -96,10 +99,10 @@ impl<S: CounterStore> Limiter<S> {
             details.denied_by = Some(decided_by(&matched));
         } else if self.decide_locally(plan, permit, &mut undecided) == Admission::Denied {
             self.refund_taken(plan, permit, &undecided).await;
-            fold(plan, &undecided.outcomes(Admission::Denied), details);
+            undecided.fold(plan, Admission::Denied, details);
             details.origin = Origin::Local;
         } else {
-            fold(plan, &undecided.outcomes(Admission::Admitted), details);
+            undecided.fold(plan, Admission::Admitted, details);
             let open = (0..plan.limits.len()).any(|at| undecided.failed[at] && decides(&plan.limits[at]));
             let local = deciding.is_some_and(|at| !undecided.failed[at]);
             details.origin = if local && !open { Origin::Local } else { Origin::FailOpen };
@@ -275,9 +278,12 @@ impl<S: CounterStore> Limiter<S> {
         if !fallback.try_charge(&charges, &mut outcomes) {
             return Admission::Admitted;
         }
-        for (at, outcome) in local.into_iter().zip(outcomes.per_charge) {
+        for ((at, outcome), charge) in local.into_iter().zip(outcomes.per_charge).zip(&charges) {
             undecided.per_charge[at] = outcome;
             undecided.failed[at] = false;
+            if plan.limits.get(at).is_some_and(|matched| matched.limit.limit != *charge.limit) {
+                undecided.shares.push((at, charge.limit.clone()));
+            }
             let taken = outcomes.admission == Admission::Admitted && outcome.verdict.is_allowed();
             // A permit is released where it was acquired: the shared counter never held it.
             let is_permit = all[at].limit.algorithm() == Algorithm::Concurrency;
@@ -313,6 +319,13 @@ impl<S: CounterStore> Limiter<S> {
         let nodes = self.nodes_of(charge);
         let share = (nodes > 1).then(|| charge.limit.per_node_share(nodes));
         fallback.try_debit(&Charge { limit: share.as_ref().unwrap_or(charge.limit), ..*charge });
+    }
+
+    /// Resets a local counter, as if it had been set so by the store's last answer in time.
+    pub(crate) fn reset_local(&self, reset: &Charge<'_>) {
+        let in_time = self.store.last_known(reset).and_then(|known| known.in_time);
+        let in_time_at = in_time.map(|age| self.clock.now() - age);
+        self.fallback_starts.set_again(reset.key.id(), in_time_at, || self.debit_local(reset));
     }
 
     /// Releases permits that were acquired on local counters.
@@ -422,6 +435,21 @@ impl<S: CounterStore> Limiter<S> {
 }
 
 impl UndecidedRequest {
+    /// Folds the outcomes. Those of local counters are of this node's shares, which the decision reports as its limits:
+    /// what is used and what remains is of them. The plan stays as it is: what is charged or settled later is of the whole.
+    fn fold(&self, plan: &mut Plan<'_>, admission: Admission, details: &mut DecisionDetails) {
+        let shown = |(at, share): &(usize, Limit)| {
+            let matched = plan.limits.get_mut(*at).filter(|matched| matched.limit.shards.is_none())?;
+            let share = LimitOrigin::Inline(Box::new(matched.limit.with_share(share)));
+            Some((*at, std::mem::replace(&mut matched.limit, share)))
+        };
+        let wholes: SmallVec<[_; 4]> = self.shares.iter().filter_map(shown).collect();
+        fold(plan, &self.outcomes(admission), details);
+        for (at, whole) in wholes.into_iter().rev() {
+            plan.limits[at].limit = whole;
+        }
+    }
+
     fn outcomes(&self, admission: Admission) -> Outcomes {
         Outcomes { admission, at: Timestamp::ZERO, per_charge: self.per_charge.clone() }
     }

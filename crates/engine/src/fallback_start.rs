@@ -31,6 +31,21 @@ impl FallbackStarts {
         if starts.get(&counter).is_some_and(|known| in_time_at <= *known + JITTER) {
             return;
         }
+        Self::put(&mut starts, counter, in_time_at, set);
+    }
+
+    /// Runs `set` whenever the counter was set, and counts it as set by this answer.
+    pub(crate) fn set_again(&self, counter: CounterId, in_time_at: Option<Timestamp>, set: impl FnOnce()) {
+        let mut starts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Self::put(&mut starts, counter, in_time_at.unwrap_or(Timestamp::ZERO), set);
+    }
+
+    fn put(
+        starts: &mut HashMap<CounterId, Timestamp>,
+        counter: CounterId,
+        in_time_at: Timestamp,
+        set: impl FnOnce(),
+    ) {
         if starts.len() >= MAX_STARTED && !starts.contains_key(&counter) {
             starts.clear();
         }
@@ -82,7 +97,13 @@ mod tests {
 
     fn known(used: u64, reset_secs: u64, age_secs: u64) -> LastKnown {
         let secs = TimeDelta::from_secs;
-        LastKnown { used, reset_after: secs(reset_secs), age: secs(age_secs), in_time: None }
+        LastKnown {
+            used,
+            reset_after: secs(reset_secs),
+            age: secs(age_secs),
+            in_time: None,
+            is_assumed: false,
+        }
     }
 
     /// Nodes together must not admit more than what the store had left, and time refills it as in the store.

@@ -108,19 +108,19 @@ fn fold_effects(matched: &MatchedLimit<'_>, folded: &mut DecisionDetails) {
         }
         Verdict::Allowed { .. } | Verdict::Denied { .. } | Verdict::Unknown => {}
     }
-    if let Some(soft) = matched.limit.soft
-        && matched.role == Role::Live
+    if matched.role == Role::Live
         && verdict != Verdict::Unknown
+        && let Some(action) = matched.limit.soft_action(remaining)
     {
-        let used = matched.limit.limit.capacity().saturating_sub(remaining);
-        if used <= soft.threshold {
-            return;
-        }
-        let mark = match soft.action {
+        let mark = match action {
             SoftAction::Warn => &mut folded.warned_by,
             SoftAction::Degrade => &mut folded.degraded_by,
             SoftAction::Delay => {
-                if verdict.is_allowed() && !matched.cost.is_peek() {
+                if let Some(soft) = matched.limit.soft
+                    && verdict.is_allowed()
+                    && !matched.cost.is_peek()
+                {
+                    let used = matched.limit.limit.capacity().saturating_sub(remaining);
                     delay(folded, soft.delay(used, reset_after));
                 }
                 return;

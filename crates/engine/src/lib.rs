@@ -69,6 +69,7 @@ mod fleet_standings;
 mod fold;
 mod grant;
 mod in_flight;
+mod in_force;
 mod inline_limit;
 mod limiter;
 mod observer;
@@ -105,6 +106,7 @@ pub use emergency::{ActiveMeasures, Measure, MeasureAction, MeasureTarget, Netwo
 pub use explain::{CheckExplanation, ExplainedLimit};
 pub use fleet_shed::{FleetPriorityState, FleetSharesState, FleetShedCount, FleetState};
 pub use grant::{Grant, Grants};
+pub use in_force::AppliedMeasure;
 pub use limiter::Limiter;
 pub use observer::{Enforced, Observer};
 pub use permit_guard::PermitGuard;

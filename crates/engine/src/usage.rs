@@ -7,6 +7,7 @@
 use crate::check::Check;
 use crate::decide::plan_into;
 use crate::grant::Grants;
+use crate::in_force::{AppliedMeasure, InForce};
 use crate::limiter::Limiter;
 use crate::signals::SignalError;
 use futures_util::future::join_all;
@@ -19,9 +20,6 @@ use tollgate_core::{
 use tollgate_rules::{
     Attributes, Charges, Domain, LimitOrigin, MatchedLimit, PerCallerRule, Plan, Role, Ruleset,
 };
-
-/// Refund that returns all used units: more than any counter holds.
-const RESET_UNITS: Cost = Cost::refund(u64::MAX);
 
 /// Source of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,14 +59,28 @@ pub struct LimitUsage {
     pub descriptor: String,
     /// How an override of the caller refers to the rule.
     pub reference: String,
-    /// The limit.
+    /// The limit in force.
     pub limit: Limit,
+    /// The limit without measures and signals, if they change it.
+    pub configured: Option<Limit>,
+    /// What the limit counts, if that is an attribute of requests.
+    pub unit: Option<String>,
     /// Role of the limit, which determines whether it is enforced.
     pub role: Role,
-    /// Source of the limit.
+    /// Whether a denial by this limit denies requests.
+    pub is_enforced: bool,
+    /// Source of the limit's number, before measures.
     pub source: LimitSource,
+    /// The emergency measure that changes the limit or sets it aside: name and action.
+    pub measure: Option<AppliedMeasure>,
+    /// Whether requests are charged to the limit; false if a measure sets it aside.
+    pub is_charged: bool,
     /// Units that could be charged now; `None` if the store could not return them.
     pub remaining: Option<u64>,
+    /// Whether the store did not know what was used, because it may have lost it, and assumed all of it.
+    pub is_assumed: bool,
+    /// After a reset, whether the counter was reset; `None` for one that no reset concerns.
+    pub is_reset: Option<bool>,
     /// Time until the limit is completely unused.
     pub reset_after: TimeDelta,
     /// The window that the usage is of: its start and end. For a limit without fixed windows, the period that ends when
@@ -152,6 +164,9 @@ pub enum UsageError {
     /// No rule with a per-caller counter has this name.
     #[error("{0}")]
     Rule(String),
+    /// No limit of the caller has a counter that can be reset.
+    #[error("{0}")]
+    NoReset(String),
     /// A signal that was supposed is not one of the rules.
     #[error(transparent)]
     Signal(#[from] SignalError),
@@ -245,6 +260,7 @@ impl<S: CounterStore> Limiter<S> {
             let quotas = own_quota.as_ref().map_or(&quota.quotas, |own| &own.quotas);
             let mut plan = Plan::default();
             plan_into(&rules, quotas, &check, &mut plan);
+            let in_force = self.put_in_force(&check, &rules, &mut plan);
             let own: Vec<&PerCallerRule<'_>> =
                 found.iter().filter(|one| one.missing.is_empty() && one.given == given).collect();
             let lifted = own.iter().filter(|one| plan.set_for(one.rule).unlimited);
@@ -253,7 +269,7 @@ impl<S: CounterStore> Limiter<S> {
                 descriptor: one.path.clone(),
                 reference: one.reference.clone(),
             }));
-            match self.read_plan(&plan, &own, reading).await {
+            match self.read_plan(&plan, in_force, &own, reading).await {
                 Ok(read) => limits.extend(read),
                 // What cannot be reached is no reason to withhold the rest.
                 Err((read, error)) => {
@@ -270,8 +286,19 @@ impl<S: CounterStore> Limiter<S> {
                 tier = own.filter_map(|one| plan.tier_for(one.rule)).next().or(plan.tier).map(str::to_owned);
             }
         }
-        if let Some(error) = failed.filter(|_| limits.iter().all(|one| one.remaining.is_none())) {
+        let is_useless = match reading {
+            Reading::Peek => limits.iter().all(|one| one.remaining.is_none()),
+            Reading::Reset => !limits.iter().any(|one| one.is_reset == Some(true)),
+        };
+        if let Some(error) = failed.filter(|_| is_useless) {
             return Err(error.into());
+        }
+        if reading == Reading::Reset && limits.iter().all(|one| one.is_reset.is_none()) {
+            let why = match limits.is_empty() {
+                true => "no rule with a counter of its own matches the caller",
+                false => "the caller shares the counters with others, or they count requests in flight",
+            };
+            return Err(UsageError::NoReset(format!("nothing can be reset: {why}")));
         }
         limits.sort_by_key(|one| one.rule_id);
         let is_read = |one: &PerCallerRule<'_>| one.missing.is_empty() && sets.contains(&&one.given[..]);
@@ -298,10 +325,12 @@ impl<S: CounterStore> Limiter<S> {
     async fn read_plan(
         &self,
         plan: &Plan<'_>,
+        mut in_force: Vec<InForce>,
         own: &[&PerCallerRule<'_>],
         reading: Reading,
     ) -> Result<Vec<LimitUsage>, (Vec<LimitUsage>, StoreError)> {
         let (mut failed, mut unreset) = (None, None);
+        let mut is_reset = vec![None; plan.limits.len()];
         let of = |id: u32| own.iter().find(|own| own.rule.id == id);
         let counters = counters(plan, |matched| matched.rule.is_some_and(|rule| of(rule.id).is_some()));
         if reading == Reading::Reset {
@@ -315,14 +344,19 @@ impl<S: CounterStore> Limiter<S> {
                 .enumerate()
                 .filter(|(_, counter)| is_own(counter))
                 .flat_map(|(at, counter)| {
-                    charges(plan, std::slice::from_ref(counter), RESET_UNITS)
+                    charges(plan, std::slice::from_ref(counter), Cost::RESET)
                         .into_iter()
                         .map(move |one| (at, one))
                 })
                 .filter(|(_, charge)| spends(charge))
                 .unzip();
             if !all.is_empty() {
+                of_counters.iter().for_each(|at| is_reset[counters[*at].limit] = Some(true));
+                all.iter().for_each(|reset| self.reset_local(reset));
                 let error = self.reset_counters(&all).await.err();
+                for at in error.iter().flat_map(|(failed, _)| failed) {
+                    is_reset[counters[of_counters[*at]].limit] = Some(false);
+                }
                 unreset = error.map(|(at, error)| {
                     (at.into_iter().map(|at| of_counters[at]).collect::<Vec<usize>>(), error)
                 });
@@ -346,7 +380,21 @@ impl<S: CounterStore> Limiter<S> {
             let hash = own.first()?.key.stable_hash();
             let rule = of(plan.limits[counter.limit].rule?.id)?;
             let region = self.region_of(own.iter().copied());
-            Some(LimitUsage { region, ..used(plan, counter, &outcomes, rule, (now, hash)) })
+            let put = in_force.get_mut(counter.limit)?;
+            let (measure, configured) = (put.measure.take(), put.configured.take());
+            let used = used(plan, counter, &outcomes, rule, (now, hash));
+            let is_assumed = own.iter().any(|charge| self.is_assumed(charge));
+            let is_reset = is_reset[counter.limit];
+            Some(LimitUsage {
+                is_assumed,
+                is_reset,
+                region,
+                measure,
+                configured,
+                is_charged: put.is_charged,
+                source: put.source,
+                ..used
+            })
         });
         let limits = limits.collect();
         if let Some((unreset, error)) = unreset
@@ -501,7 +549,6 @@ fn used(
 ) -> LimitUsage {
     let matched = &plan.limits[counter.limit];
     let rule = own.rule;
-    let source = source(plan, matched);
     let limit = &matched.limit.limit;
     let reset_after = outcomes.iter().map(|outcome| outcome.reset_after).max().unwrap_or(TimeDelta::ZERO);
     LimitUsage {
@@ -510,9 +557,16 @@ fn used(
         descriptor: own.path.clone(),
         reference: own.reference.clone(),
         limit: limit.clone(),
+        configured: None,
+        unit: matched.limit.unit_name(matched.rule).map(str::to_owned),
         role: matched.role,
-        source,
+        is_enforced: crate::fold::decides(matched),
+        source: LimitSource::Rule,
+        measure: None,
+        is_charged: true,
         remaining: outcomes.iter().map(answered).sum(),
+        is_assumed: false,
+        is_reset: None,
         reset_after,
         window: window(limit, (now, hash), reset_after),
         is_shared: own.is_shared,

@@ -165,7 +165,7 @@ impl Telemetry {
     /// Returns a caller as the decision log shows it, from its key and value.
     #[must_use]
     pub fn display_caller(&self, key: &str, value: &str) -> String {
-        let (mut shown, _) = self.mask.display(&[(key, value)]);
+        let (mut shown, _) = self.mask.display(&[(key, value)], |_| false);
         shown.pop().map(|(_, value)| value).unwrap_or_default()
     }
 
@@ -324,11 +324,14 @@ impl Telemetry {
             }
             if let Some(caller) = &description.caller {
                 let name = |slot: u32| names.get(slot as usize).unwrap_or(&self.other);
+                let other = capture.other_cause().map(|cause| RuleLabel {
+                    domain: Arc::clone(&name(noted.slot).domain),
+                    rule: cause.into(),
+                });
                 top.record(&CallerSample {
                     caller,
                     network: description.network.as_deref(),
-                    slot: noted.slot,
-                    name: name(noted.slot),
+                    name: other.as_ref().unwrap_or_else(|| name(noted.slot)),
                     denied: noted.verdict == LoggedVerdict::Deny,
                     utilization: noted.caller_utilization.map(|own| (own, name(own.slot))),
                     weight: noted.weight,

@@ -74,9 +74,9 @@ impl Domain {
 
 /// Describes a rule in one line; defaults are omitted.
 pub(crate) fn describe(domain: &Domain, rule: &Rule) -> String {
-    let mut text = limits(&rule.limits);
+    let mut text = limits(&rule.limits, rule);
     for (tier, set) in &rule.tiers {
-        let _ = write!(text, "; tier {tier}: {}", limits(set));
+        let _ = write!(text, "; tier {tier}: {}", limits(set, rule));
     }
     if domain.profile == Profile::Envoy {
         text.push_str("; profile envoy");
@@ -118,7 +118,10 @@ fn describe_overload(domain: &Domain, overload: &Overload) -> Vec<(String, Strin
         let charged =
             Priority::ALL.map(|priority| format!("{} {}", priority.name(), fleet.charged[priority.index()]));
         let rule = &domain.rules[fleet.rule as usize];
-        parts.push((FLEET_RULE, format!("{}; limits charged: {}", limits(&rule.limits), charged.join(", "))));
+        parts.push((
+            FLEET_RULE,
+            format!("{}; limits charged: {}", limits(&rule.limits, rule), charged.join(", ")),
+        ));
     }
     if let Some(Workers { limit, floor, target, rule: _ }) = workers {
         let limit = match limit {
@@ -147,12 +150,9 @@ fn describe_overload(domain: &Domain, overload: &Overload) -> Vec<(String, Strin
     parts.into_iter().map(|(path, text)| (path.to_owned(), text)).collect()
 }
 
-fn limits(set: &LimitSet) -> String {
+fn limits(set: &LimitSet, rule: &Rule) -> String {
     let one = |limit: &crate::rule::RuleLimit| {
-        let mut text = limit.limit.to_string();
-        if let Some(cost) = &limit.cost {
-            let _ = write!(text, " cost {cost}");
-        }
+        let mut text = limit.describe(Some(rule));
         text.push_str(match limit.role {
             Role::Live | Role::Unenforced => "",
             Role::Shadow => " shadow",

@@ -87,12 +87,8 @@ impl Plan<'_> {
         let matched = &self.limits[at];
         let parts = &self.parts[usize::from(matched.parts.0)..usize::from(matched.parts.1)];
         let values: Vec<String> = parts.iter().map(ToString::to_string).collect();
-        let limit = &matched.limit.limit;
         (
-            match &matched.limit.cost {
-                Some(cost) => format!("{limit} cost {cost}"),
-                None => limit.to_string(),
-            },
+            matched.limit.describe(matched.rule),
             format!("{} [{}]", matched.limit.scope.label(), values.join(", ")),
         )
     }

@@ -15,7 +15,7 @@
 use crate::placement;
 use crate::quota_key::is_general;
 use crate::region::CellPlace;
-use crate::rule::{CostFrom, LimitSet, Profile, Role, Rule, RuleLimit, SoftLimit, TieredLimits};
+use crate::rule::{CostFrom, LimitSet, Profile, Role, Rule, RuleLimit, TieredLimits};
 use crate::ruleset::{Domain, Ruleset};
 use crate::scope::{Kind, ScopePath};
 use crate::unit::Unit;
@@ -396,12 +396,7 @@ impl OverriddenRule<'_> {
             Period::Calendar(_) => None,
         };
         // A soft limit stays at the same fraction of the limit.
-        let soft = like.and_then(|like| {
-            let soft = like.soft?;
-            let at = u128::from(soft.threshold) * u128::from(limit.capacity());
-            let at = at.div_ceil(u128::from(like.limit.capacity().max(1)));
-            Some(SoftLimit { threshold: u64::try_from(at).unwrap_or(u64::MAX), ..soft })
-        });
+        let soft = like.and_then(|like| Some(like.soft?.scaled(&like.limit, &limit)));
         let mut limit = RuleLimit { cost: cost.clone(), ..RuleLimit::new(limit, scope, unit, role, soft) };
         placement::resolve_limit(&mut limit, rule, nodes, cells);
         Ok(limit)

@@ -125,11 +125,7 @@ impl Placement {
             None => RegionSetting::default().share(&limit.limit, cells),
         });
         let Some(share) = share.filter(|_| self.mode != Mode::Local) else { return };
-        if let Some(soft) = &mut limit.soft {
-            let at = u128::from(soft.threshold) * u128::from(share.capacity());
-            let at = at.div_ceil(u128::from(limit.limit.capacity().max(1)));
-            soft.threshold = u64::try_from(at).unwrap_or(u64::MAX).max(1);
-        }
+        limit.soft = limit.soft.map(|soft| soft.scaled(&limit.limit, &share));
         limit.limit = share;
     }
 }

@@ -6,6 +6,7 @@
 //! the tier of one user would then lift the limit that all users of the tenant share.
 
 use crate::overrides::{CALLER_KEY, Overridable, canonical};
+use crate::rule::CostFrom;
 use crate::ruleset::{Domain, Ruleset};
 use crate::tree::{Element, ValueTest};
 use std::collections::HashMap;
@@ -28,6 +29,23 @@ pub(crate) struct QuotaKey {
 pub(crate) type QuotaKeys = HashMap<Box<str>, QuotaKey, foldhash::fast::RandomState>;
 
 impl Ruleset {
+    /// Returns the attributes that rules take costs from.
+    pub fn cost_attributes(&self) -> impl Iterator<Item = &str> {
+        let sources = self.rules().iter().flat_map(|rule| {
+            std::iter::once(&rule.cost).chain(rule.all_limits().filter_map(|limit| limit.cost.as_deref()))
+        });
+        sources.filter_map(|cost| match cost {
+            CostFrom::Attribute(name) => Some(name.as_str()),
+            CostFrom::Request | CostFrom::Fixed(_) => None,
+        })
+    }
+
+    /// Returns whether a rule takes its cost from this attribute.
+    #[must_use]
+    pub fn is_cost_attribute(&self, name: &str) -> bool {
+        self.cost_attributes().any(|known| known == name)
+    }
+
     /// Returns whether a rule has a counter for each value of this attribute, so that quotas can be about it.
     #[must_use]
     pub fn is_quota_key(&self, key: &str) -> bool {

@@ -8,7 +8,7 @@ use crate::unit::Unit;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tollgate_core::{
-    Enforcement, KeyPart, Limit, LossPolicy, Mode, RegionMode, Scope, StableHasher, TimeDelta,
+    Algorithm, Enforcement, KeyPart, Limit, LossPolicy, Mode, RegionMode, Scope, StableHasher, TimeDelta,
 };
 
 /// The arithmetic of a domain.
@@ -232,6 +232,13 @@ impl SoftLimit {
         let beyond = u128::from(used.saturating_sub(self.threshold)) * u128::from(reset.as_micros());
         TimeDelta::from_micros(u64::try_from(beyond.div_ceil(u128::from(used.max(1)))).unwrap_or(u64::MAX))
     }
+
+    /// Returns this soft limit, of the limit `from`, at the same fraction of the limit `to`.
+    pub(crate) fn scaled(self, from: &Limit, to: &Limit) -> Self {
+        let at = u128::from(self.threshold) * u128::from(to.capacity());
+        let at = at.div_ceil(u128::from(from.capacity().max(1)));
+        Self { threshold: u64::try_from(at).unwrap_or(u64::MAX), ..self }
+    }
 }
 
 /// The action of a soft limit.
@@ -299,6 +306,35 @@ impl RuleLimit {
         self.cost.as_deref().unwrap_or(&rule.cost)
     }
 
+    /// Returns what it counts, as a limit of this rule, if that is an attribute of requests; `None` for requests, or units
+    /// without a name.
+    #[must_use]
+    pub fn unit_name<'r>(&'r self, rule: Option<&'r Rule>) -> Option<&'r str> {
+        match self.cost.as_deref().or(rule.map(|rule| &rule.cost))? {
+            CostFrom::Attribute(name) => Some(name),
+            CostFrom::Request | CostFrom::Fixed(_) => None,
+        }
+    }
+
+    /// Returns the limit as text, with what it counts.
+    #[must_use]
+    pub fn describe(&self, rule: Option<&Rule>) -> String {
+        let unit = self.unit_name(rule).filter(|_| self.limit.algorithm() != Algorithm::Concurrency);
+        let text = self.limit.display_of(unit).to_string();
+        match self.cost.as_deref() {
+            Some(CostFrom::Attribute(_)) | None => text,
+            Some(cost) => format!("{text} cost {cost}"),
+        }
+    }
+
+    /// Returns what its soft limit does once so many units remain; `None` below its threshold, or without one.
+    #[must_use]
+    #[inline]
+    pub fn soft_action(&self, remaining: u64) -> Option<SoftAction> {
+        let soft = self.soft?;
+        (self.limit.capacity().saturating_sub(remaining) > soft.threshold).then_some(soft.action)
+    }
+
     /// Returns the limit that the counter of this shard enforces.
     #[must_use]
     #[inline]
@@ -309,18 +345,27 @@ impl RuleLimit {
         }
     }
 
-    /// Applies the same change to the limit, its shards and its node share. The shards sum to the changed limit.
+    /// Applies the same change to the limit, its shards and its node share. The shards sum to the changed limit, and a
+    /// soft limit stays at the same fraction.
     #[must_use]
     pub fn map_limits(&self, change: impl Fn(&Limit) -> Limit) -> Self {
         let limit = change(&self.limit);
         let shards = self.shards.as_ref().map(|shards| u32::try_from(shards.len()).unwrap_or(u32::MAX));
         Self {
             shards: shards.map(|shards| limit.shards(shards)),
+            soft: self.soft.map(|soft| soft.scaled(&self.limit, &limit)),
             limit,
             node_share: self.node_share.as_ref().map(|share| Box::new(change(share))),
             reserve: self.reserve.as_ref().map(|reserve| Box::new(change(reserve))),
             ..self.clone()
         }
+    }
+
+    /// Returns this limit with a share of its units; a soft limit stays at the same fraction.
+    #[must_use]
+    pub fn with_share(&self, share: &Limit) -> Self {
+        let soft = self.soft.map(|soft| soft.scaled(&self.limit, share));
+        Self { limit: share.clone(), soft, ..self.clone() }
     }
 
     /// Creates a limit that is charged in the store; [`crate::placement`] sets the other placement fields.

@@ -115,6 +115,10 @@ impl<S, C: Clock> DenyCache<S, C> {
         if charge.cost.is_refund() || charge.cost.is_peek() || charge.enforcement != Enforcement::Required {
             return None;
         }
+        // Such a charge never fits: it is not to wait for what a smaller one waits for.
+        if charge.cost.units() > charge.limit.capacity() {
+            return None;
+        }
         let name = self.name(&charge.key, charge.limit);
         let set = self.set(name);
         let entry = set.iter().find(|entry| entry.name == name)?;

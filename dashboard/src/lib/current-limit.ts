@@ -29,7 +29,7 @@ export async function currentLimit({ key, attribute, id }: { key: string; attrib
   const isMeant = (one: { rule: string; descriptor?: string }) => (rule ? one.rule === rule : one.descriptor?.replace(/(\/\d+)+$/, '') === attribute);
   const tiers = usage?.tier === null ? (usage.tiers ?? []).filter(isMeant) : [];
   const own = usage?.limits.find((one) => !one.role && isMeant(one));
-  return { limit: own && tiers.length === 0 ? { ...own, limit: own.count } : null, tiers };
+  return { limit: own && tiers.length === 0 ? { ...own, limit: own.configured_count ?? own.count } : null, tiers };
 }
 
 /** Twice the current limit; no number where that is unknown or is a concurrency limit. */

@@ -205,7 +205,7 @@ export interface Decision {
   verdict: string;
   origin: string;
   rule?: string | null;
-  limit?: { limit: number; window: string; burst?: number; algorithm: string } | null;
+  limit?: { limit: number; window: string; burst?: number; algorithm: string; unit?: string } | null;
   used_before?: number | null;
   remaining?: number | null;
   retry_after_ms?: number | null;
@@ -327,6 +327,10 @@ export interface UsageLimit {
   limit: number;
   /** Units per window. */
   count: number;
+  /** The same without the emergency measure or signal that changes it. */
+  configured_count?: number;
+  /** What the limit counts, if not requests. */
+  unit?: string;
   window: string;
   algorithm: string;
   used: number;
@@ -337,6 +341,9 @@ export interface UsageLimit {
   /** Whether other callers share the counter. */
   shared?: boolean;
   role?: string;
+  /** The emergency measure that changes the limit or sets it aside, and how. */
+  measure?: string;
+  measure_effect?: string;
 }
 
 export interface Usage {

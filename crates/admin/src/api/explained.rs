@@ -172,6 +172,10 @@ struct ChargeState {
     source: &'static str,
     count: u64,
     window: String,
+    /// What the limit counts, if that is an attribute of requests; absent for requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
+    unit: Option<String>,
     /// Units that the unused limit has, if that is not `count`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = u64)]
@@ -182,6 +186,10 @@ struct ChargeState {
     used: Option<u64>,
     #[schema(required = true)]
     remaining: Option<u64>,
+    /// Whether the store may have lost what was used, and all of it is assumed until `reset_ms` from now; absent if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    assumed: bool,
     reset_ms: u64,
     /// `fits`, `denies`, or `not_asked` if an emergency measure sets the limit aside.
     answer: &'static str,
@@ -261,7 +269,9 @@ pub(super) fn body(
     by: &'static str,
     active: Option<&CheckExplanation>,
 ) -> ExplanationBody {
-    let shown = |(name, value): &(String, String)| match may_be_secret(name) {
+    let rules = explanation.decision.rules();
+    let is_cost = |name: &str, value: &str| value.parse::<u64>().is_ok() && rules.is_cost_attribute(name);
+    let shown = |(name, value): &(String, String)| match may_be_secret(name) && !is_cost(name, value) {
         true => (name.clone(), KeyPart::Secret(value).to_string()),
         false => (name.clone(), value.clone()),
     };
@@ -269,9 +279,7 @@ pub(super) fn body(
     for (explained, rule) in explanation.matching.rules.iter().zip(&mut rules) {
         let own = explanation.limits.iter().filter(|limit| limit.rule == Some(explained.id));
         for (charge, limit) in rule.charged.iter_mut().zip(own) {
-            if limit.measure.is_some() {
-                charge.limit = limit.limit.to_string();
-            }
+            charge.limit.clone_from(&limit.text);
             charge.state = Some(state(limit));
         }
     }
@@ -312,10 +320,12 @@ fn state(limit: &ExplainedLimit) -> ChargeState {
         source: limit.source.name(),
         count,
         window: Window::from_limit(&limit.limit).to_string(),
+        unit: limit.unit.clone(),
         burst: (capacity != count).then_some(capacity),
         cost: limit.cost.units(),
         used: limit.used(),
         remaining: limit.remaining,
+        assumed: limit.is_assumed,
         reset_ms: limit.reset_after.ceil_millis(),
         answer,
         retry_after_ms: retry_after.map(TimeDelta::ceil_millis),
@@ -328,13 +338,13 @@ fn state(limit: &ExplainedLimit) -> ChargeState {
             Role::Quota => "quota",
         },
         measure: limit.measure.as_ref().map(|(name, _)| name.clone()),
-        measure_effect: limit.measure.as_ref().map(|(_, action)| effect(*action)),
+        measure_effect: limit.measure.as_ref().map(|(_, action)| measure_effect(*action)),
         granted: limit.is_granted,
         region: limit.region.as_ref().map(Into::into),
     }
 }
 
-fn effect(action: MeasureAction) -> String {
+pub(super) fn measure_effect(action: MeasureAction) -> String {
     match action {
         MeasureAction::Tighten(permille) => format!("{}% of the limit", f64::from(permille) / 10.0),
         MeasureAction::DisableRule => "the rule is disabled".to_owned(),

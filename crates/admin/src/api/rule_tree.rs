@@ -115,13 +115,13 @@ fn rule(rule: &Rule) -> TreeRule {
         name: rule.name.to_string(),
         file: rule.location.0.to_string(),
         line: rule.location.1,
-        limits: limits(&rule.limits),
+        limits: limits(&rule.limits, rule),
         tiers: rule
             .tiers
             .iter()
             .map(|(tier, set)| TreeTier {
                 tier: tier.to_string(),
-                limits: limits(set),
+                limits: limits(set, rule),
                 unlimited: set.unlimited,
             })
             .collect(),
@@ -140,9 +140,9 @@ fn rule(rule: &Rule) -> TreeRule {
     }
 }
 
-fn limits(set: &LimitSet) -> Vec<TreeLimit> {
+fn limits(set: &LimitSet, rule: &Rule) -> Vec<TreeLimit> {
     let limit = |one: &tollgate_rules::RuleLimit| TreeLimit {
-        limit: one.limit.to_string(),
+        limit: one.describe(Some(rule)),
         role: format!("{:?}", one.role).to_lowercase(),
     };
     set.limits.iter().map(limit).collect()

@@ -1,5 +1,6 @@
 //! Usage endpoints: read a caller's usage without charging, reset it, and grant extra units.
 
+use super::explained::measure_effect;
 use super::region::RegionOfLimit;
 use super::schemas::{
     ApiKeyParameter, CallerIdParameter, GrantIdParameter, GrantParameter, SeenCallerIdParameter,
@@ -383,6 +384,7 @@ pub(super) fn usage_unavailable(error: UsageError) -> Problem {
     match error {
         UsageError::Domain(why) => Problem::bad(why).in_field("domain"),
         UsageError::Rule(why) => unprocessable("No such rule", why).in_field("rule"),
+        UsageError::NoReset(why) => unprocessable("Nothing to reset", why),
         error => {
             tracing::warn!(%error, "reading usage failed");
             let detail = "the counter store is unavailable; retry later";
@@ -469,11 +471,23 @@ struct UsedLimit {
     #[schema(value_type = CurrentWindow)]
     current_window: Option<CurrentWindow>,
     algorithm: &'static str,
+    /// What the limit counts, if that is an attribute of requests; absent for requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
+    unit: Option<String>,
     #[schema(required = true)]
     used: Option<u64>,
     #[schema(required = true)]
     remaining: Option<u64>,
+    /// Whether the store may have lost what was used, and all of it is assumed until `reset_ms` from now; absent if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    assumed: bool,
     reset_ms: u64,
+    /// After a reset: whether this limit was reset; absent for one that no reset concerns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = bool)]
+    reset: Option<bool>,
     source: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = u64)]
@@ -485,6 +499,26 @@ struct UsedLimit {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = OtherRole)]
     role: Option<OtherRole>,
+    /// Whether a denial by this limit denies requests; absent if so.
+    #[serde(skip_serializing_if = "is_true")]
+    #[schema(required = false)]
+    enforced: bool,
+    /// `count` without the emergency measure or signal that changes it; absent if none does. Overrides replace this one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = u64)]
+    configured_count: Option<u64>,
+    /// The emergency measure that changes the limit or sets it aside.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
+    measure: Option<String>,
+    /// What that measure does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String)]
+    measure_effect: Option<String>,
+    /// Whether requests are charged to the limit; absent if so. A measure sets the others aside.
+    #[serde(skip_serializing_if = "is_true")]
+    #[schema(required = false)]
+    charged: bool,
     /// How cells share the limit; absent if there is one cell.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = RegionOfLimit)]
@@ -506,8 +540,14 @@ struct CurrentWindow {
 #[serde(rename_all = "lowercase")]
 enum OtherRole {
     Shadow,
+    Unenforced,
     Candidate,
     Quota,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+const fn is_true(value: &bool) -> bool {
+    *value
 }
 
 /// A rule whose counters need more request attributes to be read.
@@ -621,18 +661,27 @@ fn used_limit(used: &LimitUsage) -> UsedLimit {
         current_window: used.window.map(current_window),
         window: Window::from_limit(&used.limit).to_string(),
         algorithm: used.limit.algorithm().name(),
+        unit: used.unit.clone(),
         used: used.used(),
         remaining: used.remaining,
+        assumed: used.is_assumed,
         reset_ms: used.reset_after.ceil_millis(),
+        reset: used.is_reset,
         source: used.source.name(),
         burst: (capacity != count).then_some(capacity),
         shared: used.is_shared,
         role: match used.role {
             LimitRole::Live => None,
-            LimitRole::Shadow | LimitRole::Unenforced => Some(OtherRole::Shadow),
+            LimitRole::Shadow => Some(OtherRole::Shadow),
+            LimitRole::Unenforced => Some(OtherRole::Unenforced),
             LimitRole::Candidate => Some(OtherRole::Candidate),
             LimitRole::Quota => Some(OtherRole::Quota),
         },
+        enforced: used.is_enforced,
+        configured_count: used.configured.as_ref().map(|limit| limit.rate().count),
+        measure: used.measure.as_ref().map(|(name, _)| name.clone()),
+        measure_effect: used.measure.as_ref().map(|(_, action)| measure_effect(*action)),
+        charged: used.is_charged,
         region: used.region.as_ref().map(Into::into),
     }
 }

@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use tollgate_replica::KeyHasher;
 use tollgate_replica::pseudonym::{MARK, pseudonymize, table_hash};
-use tollgate_rules::{CostFrom, Ruleset, Wildcards, identifies_caller, may_be_secret};
+use tollgate_rules::{Ruleset, Wildcards, identifies_caller, may_be_secret};
 
 /// Maximum length of a number that counts as a cost, in bytes.
 const MAX_COST_BYTES: usize = 7;
@@ -32,14 +32,7 @@ pub(crate) struct Pseudonymizer<'a> {
 
 impl<'a> Pseudonymizer<'a> {
     pub(crate) fn new(hasher: &'a KeyHasher, rules: &'a Ruleset, wildcards: Wildcards) -> Self {
-        let sources = rules.rules().iter().flat_map(|rule| {
-            std::iter::once(&rule.cost).chain(rule.all_limits().filter_map(|limit| limit.cost.as_deref()))
-        });
-        let costs = sources.filter_map(|cost| match cost {
-            CostFrom::Attribute(name) => Some(name.as_str()),
-            _ => None,
-        });
-        Self { hasher, costs: costs.collect(), wildcards, known: HashMap::new() }
+        Self { hasher, costs: rules.cost_attributes().collect(), wildcards, known: HashMap::new() }
     }
 
     /// Returns whether a value is pseudonymized for its own sake.

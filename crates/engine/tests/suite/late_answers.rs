@@ -42,7 +42,7 @@ impl Slow {
     fn set_known_late(&self, remaining: u64, age_secs: u64, in_time_secs: Option<u64>) {
         let (secs, in_time) = (TimeDelta::from_secs, in_time_secs.map(TimeDelta::from_secs));
         let (used, reset_after, age) = (30 - remaining, secs(3_000), secs(age_secs));
-        let known = LastKnown { used, reset_after, age, in_time };
+        let known = LastKnown { used, reset_after, age, in_time, is_assumed: false };
         self.0.store().set_last_known(known);
     }
 

@@ -4,8 +4,11 @@ use crate::rig::{self, rig};
 use std::sync::Arc;
 use tollgate_core::conformance::{Fault, FaultyStore, StoreCall};
 use tollgate_core::{Charge, Clock, Cost, ManualClock, TimeDelta, Timestamp};
-use tollgate_engine::{Check, LimitSource, LimitUsage, Limiter, Usage, UsageError, UsageOf};
-use tollgate_rules::{Options, Ruleset, Source};
+use tollgate_engine::{
+    ActiveMeasures, Check, LimitSource, LimitUsage, Limiter, Measure, MeasureAction, MeasureTarget, Usage,
+    UsageError, UsageOf,
+};
+use tollgate_rules::{Options, Role, Ruleset, Source};
 use tollgate_store::{MemoryConfig, MemoryStore};
 
 const FORMS: [&str; 8] = [
@@ -247,4 +250,73 @@ descriptors:
     assert!(matches!(pollster::block_on(limiter.reset(&of(&caller))), Err(UsageError::Store(_))));
     limiter.store().clear_fault();
     assert_eq!(used(&read().expect("usage")), [Some(0), Some(3)], "nothing seems to be reset that is not");
+}
+
+/// Support reads that four units are left, and the caller is denied.
+#[test]
+fn usage_is_of_the_limits_in_force() {
+    let text = "
+domain: d
+descriptors:
+  - key: api_key
+    name: own
+    limit: 8/minute
+    algorithm: fixed_window
+    soft: {at: 50%}
+    descriptors:
+      - {key: region, name: later, limit: 1/minute, algorithm: fixed_window, enforce: 1%}
+      - {key: zone, name: lesser, limit: 5/minute, algorithm: fixed_window, action: degrade}
+";
+    let mut rig = rig(text);
+    let measures = Arc::new(ActiveMeasures::new(|key| key.len() as u64));
+    rig.limiter = rig.limiter.with_measures(Arc::clone(&measures));
+    let key = [("api_key", "k"), ("region", "eu"), ("zone", "a")];
+    let declare = |action, target| {
+        let expires_at = Timestamp::from_secs(9_000_000_000);
+        measures.replace([Measure { name: "emergency:1".into(), action, target, expires_at }]);
+    };
+    (0..4).for_each(|_| assert!(rig.take(&key).is_allowed()));
+    let read = |rig: &rig::Rig| {
+        let all = usage(rig, &key).limits;
+        let one = |name: &str| all.iter().find(|one| one.rule == name).expect("a limit").clone();
+        ["own", "later", "lesser"].map(one)
+    };
+    let [own, later, lesser] = read(&rig);
+    assert_eq!((own.limit.capacity(), own.remaining, own.is_enforced), (8, Some(4), true));
+    assert_eq!((later.role, later.is_enforced), (Role::Unenforced, false));
+    assert!(!lesser.is_enforced);
+
+    declare(MeasureAction::Tighten(500), MeasureTarget::All);
+    let [own, ..] = read(&rig);
+    assert_eq!((own.limit.capacity(), own.remaining, own.is_charged), (4, Some(0), true));
+    assert_eq!(own.configured.map(|limit| limit.capacity()), Some(8));
+    assert_eq!(own.measure, Some(("emergency:1".to_owned(), MeasureAction::Tighten(500))));
+    let denied = rig.take(&key);
+    assert!(!denied.is_allowed());
+    let decided = &denied.limits[0];
+    assert_eq!(
+        (decided.outcome.remaining, denied.limit(decided).map(|limit| limit.limit.capacity())),
+        (0, Some(4))
+    );
+
+    declare(MeasureAction::DisableRule, MeasureTarget::Rule("own".into()));
+    let [own, later, _] = read(&rig);
+    assert_eq!((own.limit.capacity(), own.remaining, own.is_charged), (8, Some(4), false));
+    assert!(later.is_charged && later.measure.is_none());
+    declare(MeasureAction::Block, MeasureTarget::ApiKey(1));
+    assert!(read(&rig).iter().all(|one| !one.is_charged && one.measure.is_some()));
+}
+
+/// Support must not believe that it has given a caller anything.
+#[test]
+fn a_reset_says_what_it_has_reset() {
+    let rig = rig("{domain: d, descriptors: [
+        {key: api_key, name: own, limit: 2/minute}, {key: endpoint, name: all, limit: 9/minute}]}");
+    let key = [("api_key", "k")];
+    assert!(rig.take(&key).is_allowed());
+    let report = pollster::block_on(rig.limiter.reset(&of(&key))).expect("a reset");
+    assert_eq!(report.limits[0].is_reset, Some(true));
+    assert_eq!(usage(&rig, &key).limits[0].is_reset, None);
+    let nothing = pollster::block_on(rig.limiter.reset(&of(&[("tenant", "t")])));
+    assert!(matches!(nothing, Err(UsageError::NoReset(_))), "{nothing:?}");
 }

@@ -65,15 +65,18 @@ pub(crate) struct LimitDescription {
     pub(crate) capacity: u64,
     pub(crate) window: String,
     pub(crate) algorithm: &'static str,
+    /// What it counts, if that is an attribute of requests.
+    pub(crate) unit: Option<Box<str>>,
 }
 
 impl LimitDescription {
-    pub(crate) fn from_limit(limit: &Limit) -> Self {
+    pub(crate) fn from_limit(limit: &Limit, unit: Option<&str>) -> Self {
         Self {
             limit: limit.rate().count,
             capacity: limit.capacity(),
             window: Window::from_limit(limit).to_string(),
             algorithm: limit.algorithm().name(),
+            unit: unit.map(Into::into),
         }
     }
 }
@@ -108,7 +111,9 @@ impl DescriptionCache {
             return Arc::clone(known);
         }
         let (domain, pairs) = buffer.attributes(capture);
-        let (attributes, ids) = mask.display(&pairs);
+        let rules = buffer.layout(capture).map(|layout| &layout.rules);
+        let is_cost = |name: &str| rules.is_some_and(|rules| rules.is_cost_attribute(name));
+        let (attributes, ids) = mask.display(&pairs, is_cost);
         let caller = mask.caller(&pairs, &attributes, &ids);
         let network = network(&pairs, &attributes);
         let acted_on = caller.as_ref().filter(|caller| caller.key.is_some() && mask.keeps_distinct());
@@ -136,8 +141,10 @@ impl DescriptionCache {
         buffer: &CaptureBuffer,
         capture: &CapturedDecision,
     ) -> Option<Arc<LimitDescription>> {
-        let Some(number) = capture.meta.status?.number() else {
-            return capture.own.as_deref().map(|own| Arc::new(LimitDescription::from_limit(own)));
+        let status = capture.meta.status?;
+        let Some(number) = status.number() else {
+            let own = capture.own.as_deref();
+            return own.map(|(own, unit)| Arc::new(LimitDescription::from_limit(own, unit.as_deref())));
         };
         let layout = buffer.layout(capture)?;
         if !self.layout.as_ref().is_some_and(|known| Arc::ptr_eq(known, layout))
@@ -149,7 +156,9 @@ impl DescriptionCache {
         if let Some(known) = self.limits.get(&number) {
             return Some(Arc::clone(known));
         }
-        let description = Arc::new(LimitDescription::from_limit(&layout.rules.limit(number)?.limit));
+        let limit = layout.rules.limit(number)?;
+        let unit = limit.unit_name(status.rule.and_then(|rule| layout.rules.rule(rule)));
+        let description = Arc::new(LimitDescription::from_limit(&limit.limit, unit));
         self.limits.insert(number, Arc::clone(&description));
         Some(description)
     }

@@ -95,7 +95,9 @@ impl DecisionRecord {
             }
             Origin::Local => {
                 let (why, _) = self.without_counters();
-                Some(format!("This node's fallback counters decided, because {why}."))
+                Some(format!(
+                    "This node's fallback counters decided by its share of the limit, because {why}."
+                ))
             }
             _ => None,
         };
@@ -117,11 +119,24 @@ impl DecisionRecord {
         if let Some(reason) = &self.reason {
             let _ = write!(cause, ": {reason}");
         }
-        if let Some(detail) = self.limit.as_ref().filter(|_| self.origin != Origin::FailClosed) {
+        let counted = self.limit.as_ref().filter(|_| self.origin != Origin::FailClosed);
+        if let Some((detail, until)) = counted.and_then(|detail| Some((detail, detail.assumed_until?))) {
             let _ = write!(
                 cause,
-                ": {} of {} units were in use ({})",
-                detail.used_before, detail.limit.capacity, detail.limit
+                ": the store may have lost what was used, so all {} {} count as used, until {} ({})",
+                detail.limit.capacity,
+                detail.limit.units(),
+                rfc3339(until),
+                detail.limit
+            );
+        } else if let Some(detail) = counted {
+            let _ = write!(
+                cause,
+                ": {} of {} {} were in use ({})",
+                detail.used_before,
+                detail.limit.capacity,
+                detail.limit.units(),
+                detail.limit
             );
             if detail.is_granted {
                 let _ = write!(cause, "; {} left in the grant", detail.remaining);
@@ -231,11 +246,12 @@ impl DecisionRecord {
         if let Some(LimitDetail { limit, used_before, remaining, is_granted, .. }) = &self.limit {
             match self.origin {
                 Origin::FailClosed => lines.push(format!(
-                    "The limit of {} was {limit}; {used_before} units were used before this request and {remaining} remained.",
-                    self.rule_text()
+                    "The limit of {} was {limit}; {used_before} {} were used before this request and {remaining} remained.",
+                    self.rule_text(),
+                    limit.units()
                 )),
                 _ if *is_granted => {}
-                _ => lines.push(format!("{remaining} units remained after it.")),
+                _ => lines.push(format!("{remaining} {} remained after it.", limit.units())),
             }
         }
         lines.extend(self.measure_line());
@@ -244,7 +260,9 @@ impl DecisionRecord {
         let decided = match self.origin {
             Origin::Store => "decided by the counters",
             Origin::Regional => "other cells were silent, so this cell's part of the limit decided",
-            Origin::Local => &format!("{without}, so this node's fallback counters decided"),
+            Origin::Local => {
+                &format!("{without}, so this node's fallback counters decided by its share of the limit")
+            }
             Origin::Shed => "the store was not asked, so the rule's `on_error` decided",
             Origin::FailOpen | Origin::FailClosed => &format!("{without}, so the rule's `on_error` decided"),
             Origin::Unmatched => "no rule with a limit matched",
@@ -279,13 +297,21 @@ impl LimitDescription {
     fn is_concurrency(&self) -> bool {
         self.window == "concurrent"
     }
+
+    /// Returns the name of what it counts.
+    fn units(&self) -> &str {
+        self.unit.as_deref().unwrap_or("units")
+    }
 }
 
 impl std::fmt::Display for LimitDescription {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.window.as_str() {
             "concurrent" => write!(f, "{} concurrent", self.limit)?,
-            window => write!(f, "{} per {window}", self.limit)?,
+            window => match &self.unit {
+                Some(unit) => write!(f, "{} {unit} per {window}", self.limit)?,
+                None => write!(f, "{} per {window}", self.limit)?,
+            },
         }
         if self.capacity != self.limit {
             write!(f, ", burst {}", self.capacity)?;

@@ -47,6 +47,8 @@ pub(super) struct LimitDetail {
     pub(super) used_before: u64,
     pub(super) remaining: u64,
     pub(super) role: Role,
+    /// Until when the limit counts as used, at least in part, if the store did not know what was used.
+    pub(super) assumed_until: Option<Timestamp>,
     /// Whether a grant covered the request; `remaining` is then what is left of the grant.
     pub(super) is_granted: bool,
 }
@@ -66,7 +68,8 @@ impl DecisionRecord {
             let used = limit.capacity.saturating_sub(remaining);
             let taken = if status.outcome.verdict.is_allowed() { capture.cost } else { 0 };
             let used_before = if is_granted { limit.capacity } else { used.saturating_sub(taken) };
-            LimitDetail { limit, used_before, remaining, role: status.role, is_granted }
+            let assumed_until = capture.is_assumed.then(|| capture.at + status.outcome.reset_after);
+            LimitDetail { limit, used_before, remaining, role: status.role, assumed_until, is_granted }
         });
         // Several rules may share one slot; the record names the exact rule.
         let counted = names.get(noted.slot as usize).map(|name| &name.rule);
@@ -175,8 +178,12 @@ impl DecisionRecord {
             ("key_id", self.caller.key_id.map(|id| json!(format!("{id:016x}")))),
             ("rule", self.rule.as_ref().map(|rule| json!(rule))),
             ("limit", self.limit.as_ref().map(|detail| detail.limit.json())),
-            ("used_before", self.limit.as_ref().map(|limit| json!(limit.used_before))),
+            ("used_before", self.known_limit().map(|limit| json!(limit.used_before))),
             ("remaining", self.limit.as_ref().map(|limit| json!(limit.remaining))),
+            (
+                "assumed_until",
+                self.limit.as_ref().and_then(|limit| limit.assumed_until).map(|at| json!(rfc3339(at))),
+            ),
             ("retry_after_ms", self.retry_after.map(|wait| json!(wait.ceil_millis()))),
             ("delay_ms", (self.delay > TimeDelta::ZERO).then(|| json!(self.delay.ceil_millis()))),
             ("emergency", self.measure.as_ref().map(|(measure, _)| json!(measure))),
@@ -189,6 +196,11 @@ impl DecisionRecord {
             }
         }
         record
+    }
+
+    /// Returns the limit that the decision is attributed to, if what it had counted is known.
+    fn known_limit(&self) -> Option<&LimitDetail> {
+        self.limit.as_ref().filter(|limit| limit.assumed_until.is_none())
     }
 
     /// Returns the rule that the decision is attributed to.
@@ -222,6 +234,9 @@ impl LimitDescription {
         let mut json = json!({"limit": self.limit, "window": self.window, "algorithm": self.algorithm});
         if self.capacity != self.limit {
             json["burst"] = json!(self.capacity);
+        }
+        if let Some(unit) = &self.unit {
+            json["unit"] = json!(unit);
         }
         json
     }

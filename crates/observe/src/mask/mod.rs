@@ -140,12 +140,28 @@ impl Mask {
         }
     }
 
-    /// Returns every attribute with its value masked if needed, and the ids of all values for searching.
-    pub(crate) fn display(&self, pairs: &[(&str, &str)]) -> (Vec<(String, String)>, Vec<u64>) {
+    fn hides(&self, name: &str, value: &str, is_cost: impl Fn(&str) -> bool) -> bool {
+        let is_named = match &self.masked {
+            MaskedAttributes::Secrets => false,
+            MaskedAttributes::Also(names) => names.iter().any(|known| known == name),
+            MaskedAttributes::All => true,
+        };
+        is_named || may_be_secret(name) && !(is_whole_number(value) && is_cost(name))
+    }
+
+    /// Returns every attribute with its value masked if needed, and the ids of all values for searching. A whole number is
+    /// no secret where the rules take a cost from it, whatever its name (`tokens`), unless it is masked by name.
+    pub(crate) fn display(
+        &self,
+        pairs: &[(&str, &str)],
+        is_cost: impl Fn(&str) -> bool,
+    ) -> (Vec<(String, String)>, Vec<u64>) {
         let ids: Vec<u64> = pairs.iter().map(|(_, value)| self.id(value)).collect();
         // The end of a truncated name is unknown, so its value is masked.
-        let hides: SmallVec<[bool; 16]> =
-            pairs.iter().map(|(name, _)| is_truncated(name) || self.is_masked(name)).collect();
+        let hides: SmallVec<[bool; 16]> = pairs
+            .iter()
+            .map(|(name, value)| is_truncated(name) || self.hides(name, value, &is_cost))
+            .collect();
         let hidden = pairs.iter().zip(&hides).filter(|(_, hidden)| **hidden);
         let secrets: SmallVec<[DecodedValue<'_>; 4]> =
             hidden.filter_map(|((_, value), _)| DecodedValue::secret(value)).collect();
@@ -198,6 +214,11 @@ impl Mask {
         let key = (name == CALLER_KEY && value.len() < MAX_VALUE).then(|| ApiKey(value.into()));
         Some(MaskedCaller { id: ids[at], display: shown[at].1.clone(), key })
     }
+}
+
+/// Returns whether a value is a number of units, as costs are sent.
+fn is_whole_number(value: &str) -> bool {
+    !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Returns the index of the attribute that identifies the caller.

@@ -5,7 +5,7 @@ use super::*;
 const KEY: &str = "sk_live_4242424242424242";
 
 fn display(mask: &Mask, pairs: &[(&str, &str)]) -> Vec<String> {
-    mask.display(pairs).0.into_iter().map(|(_, value)| value).collect()
+    mask.display(pairs, |_| false).0.into_iter().map(|(_, value)| value).collect()
 }
 
 /// A reader of the log must not be able to impersonate a caller.
@@ -105,7 +105,7 @@ fn counter_values_are_masked_as_attributes_are() {
 fn callers_and_networks_are_found() {
     let mask = Mask::with_hash(|text| text.len() as u64);
     let caller = |pairs: &[(&str, &str)]| {
-        let (shown, ids) = mask.display(pairs);
+        let (shown, ids) = mask.display(pairs, |_| false);
         mask.caller(pairs, &shown, &ids).map(|masked| masked.display)
     };
     assert_eq!(
@@ -116,7 +116,7 @@ fn callers_and_networks_are_found() {
     assert_eq!(caller(&[("endpoint", "/")]), None);
     let from = |mask: &Mask, address| {
         let pairs = [("user", "bob"), ("remote_address", address)];
-        network(&pairs, &mask.display(&pairs).0)
+        network(&pairs, &mask.display(&pairs, |_| false).0)
     };
     assert_eq!(from(&mask, "10.1.2.3").as_deref(), Some("10.1.2.0/24"));
     assert_eq!(from(&mask, "2001:db8:1:2:3::4").as_deref(), Some("2001:db8:1:2::/64"));
@@ -128,7 +128,21 @@ fn callers_and_networks_are_found() {
     // A caller identified by its address shares no network with others, masked or not.
     let alone = [("endpoint", "/"), ("ip", "10.1.2.3")];
     let hidden = mask.with_masked(MaskedAttributes::Also(vec!["user".to_owned()]), MaskStyle::Hash);
-    assert_eq!(network(&alone, &hidden.display(&alone).0), None);
+    assert_eq!(network(&alone, &hidden.display(&alone, |_| false).0), None);
     let twice = [("user", "10.1.2.3"), ("ip", "10.1.2.4")];
-    assert_eq!(network(&twice, &hidden.display(&twice).0), None);
+    assert_eq!(network(&twice, &hidden.display(&twice, |_| false).0), None);
+}
+
+/// A number of tokens is what an operator looks for; a token is not, nor what only looks like a cost.
+#[test]
+fn numbers_that_rules_take_a_cost_from_are_shown() {
+    let mask = Mask::with_hash(|_| 0);
+    let shown = |mask: &Mask, value| {
+        mask.display(&[("tokens", value), ("token", "1234")], |name| name == "tokens").0.remove(0).1
+    };
+    assert_eq!(shown(&mask, "1500"), "1500");
+    assert_ne!(shown(&mask, "tk_1500"), "tk_1500");
+    assert_eq!(mask.display(&[("tokens", "1500")], |_| false).0[0].1.find("1500"), None);
+    let named = mask.with_masked(MaskedAttributes::Also(vec!["tokens".to_owned()]), MaskStyle::Hash);
+    assert_ne!(shown(&named, "1500"), "1500");
 }

@@ -8,7 +8,8 @@ use crate::metrics::process;
 use crate::metrics::series::{MAX_STEPS, Totals};
 use crate::recorder::stripe::{CELLS, PROTOCOLS, Stripe, TENTHS};
 use crate::recorder::{
-    ORIGINS, RULE_ALLOW, RULE_DEGRADED, RULE_DENY, RULE_SPARED, RULE_WARNED, SHADOW_DENY, UNMATCHED, VERDICTS,
+    ORIGINS, RULE_ALLOW, RULE_CANDIDATE, RULE_DEGRADED, RULE_DENY, RULE_OVER_DEGRADE, RULE_OVER_QUOTA,
+    RULE_SHADOW, RULE_UNENFORCED, RULE_WARNED, SHADOW_DENY, UNMATCHED, VERDICTS,
 };
 use crate::telemetry::Telemetry;
 use serde_json::{Value, json};
@@ -81,9 +82,9 @@ impl Telemetry {
         let mut totals = Totals::default();
         for slot in 0..self.labels.rules().len() {
             let sums = self.raw_counts(slot);
-            let verdict = |at: usize| sums[at * ORIGINS.len()..][..ORIGINS.len()].iter().sum::<u64>();
+            let verdict = |at: usize| verdict_counts(&sums, at).iter().sum::<u64>();
             totals.allow += verdict(0) + verdict(2) + verdict(3);
-            totals.deny += verdict(1);
+            totals.deny += verdict(DENY);
             totals.delayed += verdict(2);
             totals.unmatched += sums[UNMATCHED];
             totals.fail_open +=
@@ -125,16 +126,21 @@ impl Telemetry {
         let (allowed, denied) = self.unknown_domain_counts();
         family.add(&[("verdict", "allow")], allowed);
         family.add(&[("verdict", "deny")], denied);
-        let help = "Number of requests checked against a rule's limits, by the result of that rule alone.";
+        let help = "Number of denied requests by the rule that denied, with an empty rule if it was none.";
+        let mut family = page.counters("ratelimit_denied_total", help);
+        for (name, sums) in &counts {
+            let denied = verdict_counts(sums, DENY).iter().sum::<u64>();
+            if denied > 0 {
+                family.add(&[("domain", &*name.domain), ("rule", &*name.rule)], denied);
+            }
+        }
+        let help = "Number of requests checked against a rule's limits, by the result of that rule alone. What its candidate \
+                    would have denied is counted beside it.";
         let mut family = page.counters("ratelimit_rule_checks_total", help);
         for (name, sums) in &counts {
-            for (verdict, count) in
-                [("allow", sums[RULE_ALLOW]), ("deny", sums[RULE_DENY] + sums[RULE_SPARED])]
-            {
-                if count > 0 {
-                    let labels = [("domain", &*name.domain), ("rule", &*name.rule), ("verdict", verdict)];
-                    family.add(&labels, count);
-                }
+            for (verdict, cell) in RULE_VERDICTS.iter().filter(|(_, cell)| sums[*cell] > 0) {
+                let labels = [("domain", &*name.domain), ("rule", &*name.rule), ("verdict", verdict)];
+                family.add(&labels, sums[*cell]);
             }
         }
         let help = "Number of requests that passed a soft limit of a rule: warned or degraded.";
@@ -311,9 +317,29 @@ impl Telemetry {
     }
 }
 
+/// Position of denials in `VERDICTS`.
+const DENY: usize = 1;
+
+/// Results of a rule's checks, with their cells. Those of a candidate come beside the others, of which each check has one.
+const RULE_VERDICTS: [(&str, usize); 7] = [
+    ("allow", RULE_ALLOW),
+    ("deny", RULE_DENY),
+    ("shadow_deny", RULE_SHADOW),
+    ("unenforced_deny", RULE_UNENFORCED),
+    ("degrade", RULE_OVER_DEGRADE),
+    ("over_quota", RULE_OVER_QUOTA),
+    ("candidate_deny", RULE_CANDIDATE),
+];
+
+/// Returns the counts of one verdict, by origin.
+fn verdict_counts(sums: &[u64; CELLS], verdict: usize) -> &[u64] {
+    &sums[verdict * ORIGINS.len()..][..ORIGINS.len()]
+}
+
 /// Returns how many checks a rule allowed and denied.
-pub(crate) const fn allowed_and_denied(sums: &[u64; CELLS]) -> [u64; 2] {
-    [sums[RULE_ALLOW] + sums[RULE_SPARED], sums[RULE_DENY]]
+pub(crate) fn allowed_and_denied(sums: &[u64; CELLS]) -> [u64; 2] {
+    let allowed = [RULE_ALLOW, RULE_SHADOW, RULE_UNENFORCED, RULE_OVER_DEGRADE, RULE_OVER_QUOTA];
+    [allowed.iter().map(|cell| sums[*cell]).sum(), sums[RULE_DENY]]
 }
 
 /// Returns the tier of a rule with the lowest rate above that of `tier`.

@@ -146,19 +146,31 @@ pub(crate) struct CapturedDecision {
     pub(crate) reason: Option<Box<str>>,
     /// Whether the store was not asked because the process was overloaded.
     pub(crate) is_check_shed: bool,
+    /// Whether the store assumed what the limit in `meta` had counted.
+    pub(crate) is_assumed: bool,
     /// Whether a grant covered the charge to the limit in `meta`.
     pub(crate) is_granted: bool,
     pub(crate) retry_after: Option<TimeDelta>,
     pub(crate) delay: TimeDelta,
     /// How cells share the limit, where there are several.
     pub(crate) region: Option<Box<RegionStatus>>,
-    /// Limit that is not in the rule set: an override or an inline limit.
-    pub(crate) own: Option<Box<Limit>>,
+    /// Limit that is not in the rule set (an override, an inline limit, or one that a measure changed), and what it counts.
+    pub(crate) own: Option<Box<(Limit, Option<Box<str>>)>>,
     /// Index into the buffer's layouts; `None` for a decision without rules.
     layout: Option<usize>,
     /// Range in the buffer's `ends`: those of the domain, then alternating keys and values.
     ends: Range<usize>,
     start: usize,
+}
+
+impl CapturedDecision {
+    /// Returns the name of what denied the request, if that was no limit: an emergency measure, or a request that no limit
+    /// could be asked about.
+    pub(crate) fn other_cause(&self) -> Option<&str> {
+        let by = self.meta.by.filter(|_| self.meta.verdict == LoggedVerdict::Deny)?;
+        let measure = self.measure.as_ref().filter(|_| by == DecidedBy::Emergency).map(|(name, _)| &**name);
+        measure.or(by.fixed_name().filter(|_| by != DecidedBy::Inline))
+    }
 }
 
 /// Returns the units charged; 0 for a refund.
@@ -200,7 +212,11 @@ impl CaptureBuffer {
         room -= self.text.len() - start;
         self.put_pairs(pairs(check), mask, room);
         let own = noted.status.filter(|status| status.number().is_none());
-        let own = own.and_then(|status| decision.limit(&status)).map(|limit| Box::new(limit.limit.clone()));
+        let own = own.and_then(|status| {
+            let limit = decision.limit(&status)?;
+            let unit = limit.unit_name(status.rule.and_then(|rule| decision.rules().rule(rule)));
+            Some(Box::new((limit.limit.clone(), unit.map(Into::into))))
+        });
         self.captures.push(CapturedDecision {
             id: decision.id(),
             at,
@@ -211,6 +227,7 @@ impl CaptureBuffer {
             reason: decision.reason.clone(),
             is_check_shed: decision.shed_class.is_some(),
             measure: decision.emergency().map(Into::into).zip(decision.emergency_action()),
+            is_assumed: decision.is_assumed,
             is_granted: noted.status.is_some_and(|status| decision.is_granted(&status)),
             retry_after: decision.retry_after(),
             delay: decision.delay(),
@@ -250,11 +267,12 @@ impl CaptureBuffer {
             reason: None,
             is_check_shed: false,
             measure: None,
+            is_assumed: false,
             is_granted: false,
             retry_after,
             delay: TimeDelta::ZERO,
             region: None,
-            own: Some(Box::new(charge.limit.clone())),
+            own: Some(Box::new((charge.limit.clone(), None))),
             layout: None,
             ends: first..self.ends.len(),
             start,

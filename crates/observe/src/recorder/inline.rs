@@ -7,7 +7,7 @@
 use crate::metrics::labels::{INLINE_SLOT, NO_TIER, part};
 use crate::recorder::capture::{CallerUtilization, DecisionMeta, LoggedVerdict};
 use crate::recorder::stripe::{ThreadState, add};
-use crate::recorder::{ORIGINS, RULE_ALLOW, RULE_DENY, RULE_SPARED, SHADOW_DENY};
+use crate::recorder::{ORIGINS, RULE_ALLOW, RULE_DENY, RULE_SHADOW, SHADOW_DENY};
 use crate::telemetry::Telemetry;
 use std::sync::TryLockError;
 use tollgate_core::{Charge, Clock, Outcome, Verdict};
@@ -39,7 +39,7 @@ impl Telemetry {
                 add(&cells[DENY], refused as u64);
                 add(&cells[SHADOW_DENY], (denied - refused) as u64);
                 add(&cells[RULE_DENY], refused as u64);
-                add(&cells[RULE_SPARED], (denied - refused) as u64);
+                add(&cells[RULE_SHADOW], (denied - refused) as u64);
                 add(&local.stripe.shadowed, (denied - refused) as u64);
             }
             let few = u32::try_from(count).unwrap_or(u32::MAX);

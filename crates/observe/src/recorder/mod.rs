@@ -17,7 +17,7 @@ use tollgate_core::{Charge, Clock, Outcome, TimeDelta, Verdict};
 use tollgate_engine::{
     Check, CheckInput, DecidedBy, Decision, Enforced, ForwardedRequest, LimitStatus, Observer, Origin,
 };
-use tollgate_rules::{Role, Ruleset};
+use tollgate_rules::{Role, Ruleset, SoftAction};
 
 /// Verdicts counted for each origin.
 pub(crate) const VERDICTS: [&str; 4] = ["allow", "deny", "delay", "degrade"];
@@ -27,13 +27,22 @@ pub(crate) const ORIGINS: [Origin; Origin::ALL.len()] = Origin::ALL;
 pub(crate) const UNMATCHED: usize = 0;
 /// Cells after those of decisions.
 pub(crate) const SHADOW_DENY: usize = VERDICTS.len() * ORIGINS.len();
+/// Cells of a rule's checks, by what its limits did: each check counts in one of them.
 pub(crate) const RULE_ALLOW: usize = SHADOW_DENY + 1;
 pub(crate) const RULE_DENY: usize = SHADOW_DENY + 2;
-/// Cell of checks over the rule's limit that did not deny the request.
-pub(crate) const RULE_SPARED: usize = SHADOW_DENY + 3;
+/// Over a limit in shadow mode: the limit's, or everything's.
+pub(crate) const RULE_SHADOW: usize = SHADOW_DENY + 3;
+/// Over a limit that is not enforced for the caller yet.
+pub(crate) const RULE_UNENFORCED: usize = SHADOW_DENY + 4;
+/// Over a limit that degrades.
+pub(crate) const RULE_OVER_DEGRADE: usize = SHADOW_DENY + 5;
+/// Over a quota limit, while another had room.
+pub(crate) const RULE_OVER_QUOTA: usize = SHADOW_DENY + 6;
+/// Cell of checks that a candidate limit would have denied, whatever the live limits did.
+pub(crate) const RULE_CANDIDATE: usize = SHADOW_DENY + 7;
 /// Cells of requests that passed a soft limit of the rule, by what it does.
-pub(crate) const RULE_WARNED: usize = SHADOW_DENY + 4;
-pub(crate) const RULE_DEGRADED: usize = SHADOW_DENY + 5;
+pub(crate) const RULE_WARNED: usize = SHADOW_DENY + 8;
+pub(crate) const RULE_DEGRADED: usize = SHADOW_DENY + 9;
 const _: () = assert!(RULE_DEGRADED < crate::recorder::stripe::CELLS);
 
 impl Observer for Telemetry {
@@ -106,11 +115,7 @@ impl Telemetry {
                 Verdict::Allowed { .. } => false,
             };
             if denied {
-                if !allowed && decision.is_enforced(status) {
-                    met.became = RULE_DENY;
-                } else if met.became == RULE_ALLOW {
-                    met.became = RULE_SPARED;
-                }
+                met.add_denial(status.role, allowed, decision.is_enforced(status));
                 if is_shadow(status.role, allowed, decision) {
                     met.shadowed = true;
                     shadowed.get_or_insert((slot, status));
@@ -139,6 +144,9 @@ impl Telemetry {
         let attributed = match decision.denied_by {
             Some(DecidedBy::Rule(rule)) => Some(layout.slot(rule)),
             Some(by) => Some(self.slot_by(by, check, layout)),
+            None if verdict > 1 => effective(decision, ruled)
+                .map(|(by, _)| self.slot_by(by, check, layout))
+                .or(nearest.map(|(slot, _)| slot)),
             None => nearest.map(|(slot, _)| slot).or(unanswered),
         };
         let slot = attributed.unwrap_or_else(|| layout.unmatched(check.domain));
@@ -233,26 +241,13 @@ impl Telemetry {
         log: bool,
         weight: u32,
     ) {
-        let denied = decision.denied_by.and_then(|by| {
-            let of = |status: &&LimitStatus| status.outcome.verdict.is_denied() && status.decided_by() == by;
-            decision.limits.iter().filter(of).max_by_key(|status| retry(status))
-        });
+        let denied = decision.denying_limit().filter(|status| status.outcome.verdict.is_denied());
         let Some(layout) = &local.layout else { return };
-        // A soft limit: the fullest limit of its rule.
-        let soft = match found.verdict {
-            LoggedVerdict::Warn => decision.warned_by,
-            LoggedVerdict::Degrade => decision.degraded_by,
-            _ => None,
-        };
-        let of_rule = |by: DecidedBy| {
-            let of = |status: &&LimitStatus| status.role.is_live() && status.decided_by() == by;
-            decision.limits.iter().filter(of).min_by_key(|status| status.outcome.remaining)
-        };
         let is_allowed = matches!(found.verdict, LoggedVerdict::Allow | LoggedVerdict::Warn);
-        let (slot, status, ruled) = match (denied, found.shadowed, soft) {
+        let (slot, status, ruled) = match (denied, found.shadowed, effective(decision, found.verdict)) {
             (Some(status), _, _) => (found.slot, Some(status), found.verdict),
             (None, Some((slot, status)), _) if is_allowed => (slot, Some(status), LoggedVerdict::ShadowDeny),
-            (None, _, Some(by)) => (self.slot_by(by, check, layout), of_rule(by), found.verdict),
+            (None, _, Some((by, status))) => (self.slot_by(by, check, layout), status, found.verdict),
             _ => (found.slot, found.nearest.map(|(_, status)| status), found.verdict),
         };
         // Otherwise the first live limit with an unknown outcome.
@@ -377,20 +372,45 @@ struct RuleResult {
     became: usize,
     /// Whether a limit that is not enforced would have denied the request.
     shadowed: bool,
+    /// Whether a candidate would have denied it.
+    candidate: bool,
 }
 
 impl Default for RuleResult {
     fn default() -> Self {
-        Self { slot: OTHER, became: RULE_ALLOW, shadowed: false }
+        Self { slot: OTHER, became: RULE_ALLOW, shadowed: false, candidate: false }
     }
 }
 
 impl RuleResult {
+    /// Adds a denial by a limit in this role. The one that denied the request says what became of it, else the first.
+    #[inline]
+    fn add_denial(&mut self, role: Role, allowed: bool, is_enforced: bool) {
+        let became = match role {
+            Role::Candidate => {
+                self.candidate = true;
+                return;
+            }
+            Role::Shadow => RULE_SHADOW,
+            Role::Unenforced => RULE_UNENFORCED,
+            Role::Live | Role::Quota if !allowed && is_enforced => RULE_DENY,
+            Role::Quota => RULE_OVER_QUOTA,
+            Role::Live if is_enforced => RULE_SHADOW,
+            Role::Live => RULE_OVER_DEGRADE,
+        };
+        if became == RULE_DENY || self.became == RULE_ALLOW {
+            self.became = became;
+        }
+    }
+
     #[inline]
     fn count(self, cells: &[AtomicU64]) {
         add(&cells[self.became], 1);
         if self.shadowed {
             add(&cells[SHADOW_DENY], 1);
+        }
+        if self.candidate {
+            add(&cells[RULE_CANDIDATE], 1);
         }
     }
 }
@@ -405,18 +425,34 @@ struct ScanResult<'d> {
     log: bool,
 }
 
+/// Returns what delayed, degraded or warned an allowed request: its rule, and the limit of that rule which did.
+#[cold]
+fn effective(decision: &Decision, verdict: LoggedVerdict) -> Option<(DecidedBy, Option<&LimitStatus>)> {
+    let soft = |status: &LimitStatus| decision.limit(status)?.soft_action(status.outcome.remaining);
+    let (by, action) = match verdict {
+        LoggedVerdict::Delay => {
+            let delayed = |status: &&LimitStatus| {
+                status.outcome.verdict == Verdict::Allowed { delay: decision.delay() }
+                    && decision.is_enforced(status)
+            };
+            return decision.limits.iter().find(delayed).map(|status| (status.decided_by(), Some(status)));
+        }
+        LoggedVerdict::Warn => (decision.warned_by?, SoftAction::Warn),
+        LoggedVerdict::Degrade => (decision.degraded_by?, SoftAction::Degrade),
+        LoggedVerdict::Allow | LoggedVerdict::Deny | LoggedVerdict::ShadowDeny => return None,
+    };
+    let did = |status: &&LimitStatus| {
+        let degrades = action == SoftAction::Degrade && status.outcome.verdict.is_denied();
+        status.role.is_live() && status.decided_by() == by && (degrades || soft(status) == Some(action))
+    };
+    Some((by, decision.limits.iter().filter(did).min_by_key(|status| status.outcome.remaining)))
+}
+
 /// Returns whether a denial by a limit was not enforced: the limit or everything is in shadow mode.
 fn is_shadow(role: Role, allowed: bool, decision: &Decision) -> bool {
     match role {
         Role::Shadow | Role::Candidate | Role::Unenforced => true,
         Role::Live => allowed && decision.degraded_by.is_none(),
         Role::Quota => false,
-    }
-}
-
-fn retry(status: &LimitStatus) -> TimeDelta {
-    match status.outcome.verdict {
-        Verdict::Denied { retry_after } => retry_after.unwrap_or(TimeDelta::MAX),
-        _ => TimeDelta::ZERO,
     }
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Cells of one rule.
-pub(crate) const CELLS: usize = 48;
+pub(crate) const CELLS: usize = 56;
 /// Number of rules whose cells are allocated together.
 const TOGETHER: usize = 16;
 /// Protocols with separate latency histograms; all others count as `other`.

@@ -22,6 +22,7 @@ use crate::mask::{ApiKey, MaskedCaller};
 use crate::metrics::labels::RuleLabel;
 use crate::recorder::capture::CallerUtilization;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use tollgate_core::{TimeDelta, Timestamp};
 
@@ -40,7 +41,7 @@ const MAX_LISTED: usize = 50;
 pub(crate) struct CallerSample<'a> {
     pub(crate) caller: &'a Arc<MaskedCaller>,
     pub(crate) network: Option<&'a str>,
-    pub(crate) slot: u32,
+    /// The rule that the decision is attributed to, or what else denied it.
     pub(crate) name: &'a RuleLabel,
     pub(crate) denied: bool,
     /// Utilization of the caller's own limits, and the label of the rule.
@@ -54,7 +55,8 @@ pub(crate) struct CallerSample<'a> {
 struct WindowSlice {
     since: Timestamp,
     by_rate: Sketch<u64, Arc<MaskedCaller>>,
-    by_denials: Sketch<(u64, u32), (Arc<MaskedCaller>, RuleLabel)>,
+    /// By the caller's id and a hash of the name of what denied it.
+    by_denials: Sketch<(u64, u64), (Arc<MaskedCaller>, RuleLabel)>,
 }
 
 impl WindowSlice {
@@ -92,13 +94,14 @@ pub(crate) struct ByDenials {
 impl TopCallers {
     pub(crate) fn record(&mut self, sample: &CallerSample<'_>) {
         let (caller, id) = (sample.caller, sample.caller.id);
+        let denied_by = BuildHasherDefault::<DefaultHasher>::default().hash_one(sample.name);
         for slice in self.slices.back_mut().into_iter().chain(&mut self.minute) {
             if sample.weight > 0 {
                 slice.by_rate.add(id, u64::from(sample.weight), || Arc::clone(caller));
             }
             if sample.denied {
                 // Every denial is captured, sampled or not, so each counts once.
-                slice.by_denials.add((id, sample.slot), 1, || (Arc::clone(caller), sample.name.clone()));
+                slice.by_denials.add((id, denied_by), 1, || (Arc::clone(caller), sample.name.clone()));
             }
         }
         if let Some((own, name)) = &sample.utilization {

@@ -129,7 +129,6 @@ mod tests {
         top.record(&CallerSample {
             caller: &caller,
             network: None,
-            slot: 3,
             name: &name,
             denied,
             utilization: own,

@@ -49,6 +49,92 @@ fn rule(observe: &Telemetry, name: &str) -> [Value; 3] {
     ["allow", "deny", "shadow_deny"].map(|count| found[count].clone())
 }
 
+/// The verdicts of `ratelimit_rule_checks_total` of a rule, with their counts.
+fn checks(page: &str, rule: &str) -> Vec<(String, u64)> {
+    let own = format!("ratelimit_rule_checks_total{{domain=\"d\",rule=\"{rule}\",verdict=\"");
+    let each = page.lines().filter_map(|line| line.strip_prefix(&own)?.split_once("\"} "));
+    each.map(|(verdict, count)| (verdict.to_owned(), count.parse().expect("a count"))).collect()
+}
+
+fn page(observe: &Telemetry) -> String {
+    let mut page = MetricsWriter::new(ExpositionFormat::Prometheus);
+    observe.write(&mut page);
+    page.finish()
+}
+
+/// An operator who reads that a limit of 5 denied, where the limit is 10, changes the wrong number.
+#[test]
+fn a_denial_is_explained_by_the_limit_that_denied() {
+    for candidate in ["5/hour", "3/day", "1/hour"] {
+        let text = format!(
+            "{{domain: d, descriptors: [{{key: a, name: a, algorithm: fixed_window, limit: 10/hour, candidate: {candidate}}}]}}"
+        );
+        let (limiter, observe) = observed(&text, memory());
+        assert_eq!((0..12).filter(|_| check(&limiter, &[("a", "x")])).count(), 10);
+        let (record, lines, _) = records(&observe).swap_remove(0);
+        assert_eq!((&record["verdict"], &record["limit"]["limit"]), (&json!("deny"), &json!(10)), "{record}");
+        assert!(lines.contains("Denied by rule `a`: 10 of 10 units were in use (10 per 1h"), "{lines}");
+        let text = page(&observe);
+        let count: u64 = candidate.split('/').next().and_then(|count| count.parse().ok()).expect("a count");
+        let expected = [("allow", 10), ("deny", 2), ("candidate_deny", 12 - count)];
+        assert_eq!(
+            checks(&text, "a"),
+            expected.map(|(verdict, count)| (verdict.to_owned(), count)),
+            "{text}"
+        );
+        assert!(text.contains("ratelimit_denied_total{domain=\"d\",rule=\"a\"} 2\n"), "{text}");
+    }
+}
+
+/// What was not enforced is no denial of the rule, whatever the reason.
+#[test]
+fn checks_are_counted_by_what_the_limits_did() {
+    let text = "{domain: d, descriptors: [
+        {key: c, name: later, limit: 1/hour, enforce: 1%},
+        {key: a, name: lesser, limit: 2/hour, action: degrade},
+        {key: b, name: shut, limit: 0/hour}]}";
+    let (limiter, observe) = observed(text, memory());
+    (0..4).for_each(|_| assert!(check(&limiter, &[("a", "x"), ("c", "x")])));
+    assert!(!check(&limiter, &[("a", "x"), ("b", "x"), ("c", "x")]));
+    let text = page(&observe);
+    let named = |all: &[(&str, u64)]| -> Vec<(String, u64)> {
+        all.iter().map(|(verdict, count)| ((*verdict).to_owned(), *count)).collect()
+    };
+    assert_eq!(checks(&text, "later"), named(&[("allow", 1), ("unenforced_deny", 4)]), "{text}");
+    assert_eq!(checks(&text, "lesser"), named(&[("allow", 2), ("degrade", 3)]), "{text}");
+    assert_eq!(checks(&text, "shut"), named(&[("deny", 1)]), "{text}");
+    assert!(!text.contains("ratelimit_denied_total{domain=\"d\",rule=\"lesser\"}"), "{text}");
+}
+
+/// A delay is explained by the limit that caused it, not by another one with less left.
+#[test]
+fn a_delay_is_explained_by_the_limit_that_delays() {
+    let text = "{domain: d, descriptors: [
+        {key: a, name: paced, limit: 60/minute, burst: 9, action: delay},
+        {key: n, name: nearly, limit: 3/hour}]}";
+    let (limiter, observe) = observed(text, memory());
+    assert!((0..2).all(|_| check(&limiter, &[("a", "x"), ("n", "x")])));
+    let (record, lines, _) = records(&observe).swap_remove(0);
+    assert_eq!((&record["verdict"], &record["rule"]), (&json!("delay"), &json!("paced")), "{lines}");
+    assert!(page(&observe).contains("rule=\"paced\",verdict=\"delay\""));
+}
+
+/// Tokens are no requests: who reads `10000 per 1m` would expect to send as many.
+#[test]
+fn limits_on_tokens_say_so() {
+    let text = "{domain: d, descriptors: [{key: a, name: a, limit: 100/hour, cost: tokens}]}";
+    let (limiter, observe) = observed(text, memory());
+    assert!(check(&limiter, &[("a", "x"), ("tokens", "100")]));
+    assert!(!check(&limiter, &[("a", "x"), ("tokens", "1234"), ("token", "5678-secret")]));
+    let (record, lines, _) = records(&observe).swap_remove(0);
+    assert_eq!(
+        (&record["limit"]["unit"], &record["attributes"]["tokens"]),
+        (&json!("tokens"), &json!("1234"))
+    );
+    assert!(lines.contains("100 of 100 tokens were in use (100 tokens per 1h"), "{lines}");
+    assert!(!lines.contains("5678"), "{lines}");
+}
+
 /// A rule under trial reports how many requests it would have denied, not how many of its limits.
 #[test]
 fn a_rule_in_shadow_counts_once_for_each_request() {
@@ -68,9 +154,12 @@ fn a_rule_in_shadow_counts_once_for_each_request() {
         assert!(text.contains(&line), "{name}: {text}");
         // It denied no request.
         assert_eq!(rule(&observe, name), [json!(4), json!(0), json!(count)], "{name}");
-        let checks =
-            format!("ratelimit_rule_checks_total{{domain=\"d\",rule=\"{name}\",verdict=\"deny\"}} {count}\n");
-        assert!(text.contains(&checks), "{name}: {text}");
+        let checks = checks(&text, name);
+        assert_eq!(
+            checks,
+            [("allow".to_owned(), 4 - count), ("shadow_deny".to_owned(), count)],
+            "{name}: {text}"
+        );
     }
 }
 
@@ -202,6 +291,8 @@ fn a_measure_of_an_emergency_is_named() {
     );
     assert!(passes.as_deref() > record["at"].as_str(), "{record}");
     assert!(all[1].1.contains("Allowed by emergency measure `emergency:18`"), "{}", all[1].1);
+    let top = observe.top_talkers(&limiter.rules());
+    assert_eq!(top["by_denials"][0]["rule"], "emergency:17", "{top}");
     // A measure that did not decide is mentioned too.
     let (limiter, observe) =
         observed("{domain: d, descriptors: [{key: a, name: a, limit: 4/hour}]}", memory());

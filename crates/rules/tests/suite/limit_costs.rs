@@ -96,11 +96,11 @@ fn mistakes_are_explained_at_their_place() {
 fn diffs_explanations_and_loosenings_include_the_cost() {
     let (before, after) = (rules("- {key: api_key, limit: 60/minute}"), rules(RULES));
     let change = &before.diff(&after)[0];
-    let expected = "gcra 60/1m cost 1 and gcra 100000/1m cost tokens; on_error local";
+    let expected = "gcra 60/1m cost 1 and gcra 100000 tokens/1m; on_error local";
     assert_eq!(change.after.as_deref(), Some(expected));
     let explained = after.domain("d").expect("a domain").explain(&[("api_key", "k")]);
     let RuleResult::Limited(limits) = &explained.rules[0].result else { panic!("{explained}") };
-    assert_eq!(limits[1].0, "gcra 100000/1m cost tokens");
+    assert_eq!(limits[1].0, "gcra 100000 tokens/1m");
     assert_eq!(after.warnings(), [], "limits of different costs do not shield each other");
     let secure = |cost: &str| {
         rules(&format!(

@@ -6,6 +6,9 @@
 //! its limit does, so no caller is locked out for longer than one that had really exhausted it. Charges on top of the
 //! assumed state are written, so all nodes see them; a denial writes nothing, and the next check assumes the same.
 //!
+//! An operator who resets such a counter says what it holds: unused. A state that is unused is none, so the reset leaves a
+//! mark beside it, which lasts as long as the loss matters (`lua/loss.lua`).
+//!
 //! The moment is passed to scripts as an age, because the server's clock decides and may differ from this node's.
 //! Denying everything for a period was rejected: a daily quota would lock out every caller whose first request comes
 //! that day.
@@ -33,13 +36,25 @@ impl DataLoss {
     /// Returns how long ago the state of this charge's counter may have been lost; `None` if it would have recovered
     /// since.
     pub(super) fn applies_to(&self, want: &ShardCharge) -> Option<TimeDelta> {
-        let asks = want.loss_policy == LossPolicy::AssumeExhausted && !want.cost.is_refund();
+        let asks = want.loss_policy == LossPolicy::AssumeExhausted
+            && (!want.cost.is_refund() || want.cost.is_reset());
         self.ago.filter(|ago| asks && *ago < want.limit.retention())
     }
 
-    /// Returns the state to assume, if it is not the stored one. `lua/loss.lua` assumes the same.
-    pub(super) fn assume(&self, want: &ShardCharge, state: &State, now: Timestamp) -> Option<State> {
-        let lost = now + want.phase - self.applies_to(want)?;
+    /// Returns the state to assume, if it is not the stored one. `lua/loss.lua` assumes the same. `reset_at` is when the
+    /// counter was last reset in a loss.
+    pub(super) fn assume(
+        &self,
+        want: &ShardCharge,
+        state: &State,
+        now: Timestamp,
+        reset_at: Option<Timestamp>,
+    ) -> Option<State> {
+        let ago = self.applies_to(want)?;
+        if reset_at.is_some_and(|reset_at| reset_at > now - ago) {
+            return None;
+        }
+        let lost = now + want.phase - ago;
         if *state != State::Unused && want.limit.expires(state) > lost {
             return None;
         }

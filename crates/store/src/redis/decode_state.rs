@@ -37,6 +37,17 @@ pub(super) fn state(bundle: Option<&[u8]>, counter: &BundleCounter) -> State {
         .unwrap_or_default()
 }
 
+/// Returns when a counter was reset after a loss, if its bundle still has the mark.
+pub(super) fn reset_at(bundle: Option<&[u8]>, counter: &BundleCounter) -> Option<Timestamp> {
+    let text = bundle.and_then(|bytes| std::str::from_utf8(bytes).ok())?;
+    let mut entries = text.split(';').filter_map(|entry| entry.split_once(':'));
+    let is_mark = |whose: &str| whose.as_bytes().strip_suffix(b"~") == Some(counter.name.as_slice());
+    match parse(entries.find(|(whose, _)| is_mark(whose))?.1)? {
+        State::Window(mark) => Some(mark.start),
+        _ => None,
+    }
+}
+
 fn bucket(micros: &str, scale: Option<Scale>) -> State {
     micros.parse().map_or(State::Unused, |micros| State::Bucket(Tat { micros, fraction: 0, reach: 0, scale }))
 }

@@ -27,6 +27,8 @@ struct Entry {
     heard_at: Timestamp,
     /// When a reply last came in time; zero if none did.
     in_time_at: Timestamp,
+    /// Whether the state was not known, and assumed to be used up.
+    is_assumed: bool,
 }
 
 /// Whether somebody still waits for a reply.
@@ -58,7 +60,7 @@ impl LastReplies {
         &self,
         (bundle, name): (&str, &Name),
         capacity: u64,
-        outcome: &Outcome,
+        (outcome, is_assumed): (&Outcome, bool),
         arrival: Arrival,
         now: Timestamp,
     ) {
@@ -75,15 +77,15 @@ impl LastReplies {
             (Arrival::Late, Some(at)) => set[at].in_time_at,
             (Arrival::Late, None) => Timestamp::ZERO,
         };
-        set[place] = Entry { id, used, reset_after, heard_at: now, in_time_at };
+        set[place] = Entry { id, used, reset_after, heard_at: now, in_time_at, is_assumed };
     }
 
     pub(super) fn get(&self, bundle: &str, name: &Name, now: Timestamp) -> Option<LastKnown> {
         let id = self.id(bundle, name);
         let entry = self.set(id).iter().find(|entry| entry.id == id).copied()?;
-        let Entry { used, reset_after, heard_at, in_time_at, .. } = entry;
+        let Entry { used, reset_after, heard_at, in_time_at, is_assumed, .. } = entry;
         let in_time = (in_time_at > Timestamp::ZERO).then(|| now.since(in_time_at));
-        Some(LastKnown { used, reset_after, age: now.since(heard_at), in_time })
+        Some(LastKnown { used, reset_after, age: now.since(heard_at), in_time, is_assumed })
     }
 }
 
@@ -100,14 +102,15 @@ mod tests {
         let name = |n: u64| Name::from_slice(n.to_string().as_bytes());
         let most = 1_000_000;
         for n in 0..most {
-            table.record(("b", &name(n)), most, &allowed(most - n), Arrival::Late, now);
+            table.record(("b", &name(n)), most, (&allowed(most - n), false), Arrival::Late, now);
         }
         let known = (0..most).filter_map(|n| Some((n, table.get("b", &name(n), now)?.used)));
         let known: Vec<_> = known.collect();
         assert!(known.len() > SETS && known.iter().all(|(n, used)| n == used));
         let (key, secs) = (name(7), TimeDelta::from_secs);
-        let record =
-            |outcome: &Outcome, arrival, at| table.record(("b", &key), 5, outcome, arrival, now + secs(at));
+        let record = |outcome: &Outcome, arrival, at| {
+            table.record(("b", &key), 5, (outcome, false), arrival, now + secs(at))
+        };
         let last = || table.get("b", &key, now + secs(3)).expect("known");
         record(&allowed(4), Arrival::Late, 0);
         assert_eq!((last().used, last().in_time), (1, None));

@@ -13,6 +13,8 @@ use tollgate_core::{Admission, Cost, Enforcement, Outcome, Outcomes, State, Time
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RecomputedOutcome {
     pub(super) outcome: Outcome,
+    /// Whether the state was not known, and assumed to be used up.
+    pub(super) is_assumed: bool,
     /// Outcome of the same counter without this request, used if the request is denied.
     pub(super) without: Outcome,
 }
@@ -39,10 +41,10 @@ pub(super) fn recompute(
     wants: &[ShardCharge],
     now: Timestamp,
     alternatives_bind: bool,
-    loss: DataLoss,
+    (loss, reset_at): (DataLoss, impl Fn(usize) -> Option<Timestamp>),
 ) -> (Admission, SmallVec<[RecomputedOutcome; 4]>) {
     let step = |state: &mut State, want: &ShardCharge, cost: Cost| {
-        let Some(assumed) = loss.assume(want, state, now) else {
+        let Some(assumed) = loss.assume(want, state, now, reset_at(counter_of(want))) else {
             // A peek changes nothing in the script, and must not truncate here what another limit has counted.
             if want.cost.is_peek() {
                 let mut seen = state.clone();
@@ -62,6 +64,7 @@ pub(super) fn recompute(
     let mut tried: SmallVec<[(usize, State); 4]> = SmallVec::new();
     for want in wants {
         let counter = counter_of(want);
+        let is_assumed = loss.assume(want, &states[counter], now, reset_at(counter)).is_some();
         let outcome = if want.enforcement == Enforcement::Independent {
             step(&mut states[counter], want, want.cost)
         } else {
@@ -71,7 +74,7 @@ pub(super) fn recompute(
             });
             step(&mut tried[known].1, want, want.cost)
         };
-        recomputed.push(RecomputedOutcome { outcome, without: RecomputedOutcome::NOTHING });
+        recomputed.push(RecomputedOutcome { outcome, is_assumed, without: RecomputedOutcome::NOTHING });
     }
     let binding = wants
         .iter()

@@ -323,6 +323,10 @@ impl ScriptCall {
         // Nobody waits for the outcomes of other commands.
         let is_charge = self.jobs.first().is_some_and(|job| matches!(job.command, Command::Charge));
         let mut states: Vec<State> = self.counters.iter().filter(|_| is_charge).map(state).collect();
+        let reset_at = |at: usize| match self.kind {
+            Kind::Envoy => None,
+            _ => decode_state::reset_at(held(self.counters[at].bundle), &self.counters[at]),
+        };
         let received_at = shared.clock.now();
         for (at, (mut job, numbers)) in self.jobs.into_iter().zip(self.numbers).enumerate() {
             let request = std::mem::take(&mut job.request);
@@ -339,7 +343,7 @@ impl ScriptCall {
                 &request.charges,
                 now,
                 !request.is_partial,
-                request.loss,
+                (request.loss, reset_at),
             );
             let scripted =
                 if decided.get(at) == Some(&b'1') { Admission::Admitted } else { Admission::Denied };
@@ -361,7 +365,7 @@ impl ScriptCall {
                 shared.last_replies.record(
                     (&self.bundles[counter.bundle], &counter.name),
                     want.limit.capacity(),
-                    &outcome,
+                    (&outcome, recomputed.is_assumed),
                     arrival,
                     received_at,
                 );

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use tollgate_core::conformance::Ledger;
 use tollgate_core::conformance::SplitMix64;
 use tollgate_core::{
-    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, Limit,
-    LimitSpec, LossPolicy, ManualClock, PermitId, Rate, Scope, TimeDelta, Timestamp, Verdict,
+    Admission, Algorithm, Charge, Clock, Cost, CounterKey, CounterStore, Enforcement, KeyPart, LastKnown,
+    Limit, LimitSpec, LossPolicy, ManualClock, PermitId, Rate, Scope, TimeDelta, Timestamp, Verdict,
 };
 use tollgate_store::{RedisConfig, RedisStore};
 
@@ -46,6 +46,19 @@ impl Counter {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
         panic!("the store never answered: {:?}", self.store.status());
+    }
+
+    async fn reset(&self) {
+        let parts = [KeyPart::Text(&self.name)];
+        let key = CounterKey { scope: &self.scope, parts: &parts };
+        let reset = Charge { loss_policy: self.after_loss, ..Charge::new(key, &self.limit, Cost::RESET) };
+        self.store.debit(&[reset]).await.expect("a reset");
+    }
+
+    fn last_known(&self) -> LastKnown {
+        let parts = [KeyPart::Text(&self.name)];
+        let key = CounterKey { scope: &self.scope, parts: &parts };
+        self.store.last_known(&Charge::new(key, &self.limit, Cost::ONE)).expect("an answer")
     }
 
     async fn admits(&self) -> u64 {
@@ -246,4 +259,54 @@ async fn the_setting_bounds_the_recovery_period() {
     assert_eq!((usual.check().await, capped.admits().await), (denied(40), 3));
     clock.advance(TimeDelta::from_secs(40));
     assert_eq!(usual.admits().await, 3);
+}
+
+/// A caller who is locked out after a crash, and whom support has reset, stays reset: also once the units that it has
+/// used since are back, when the counter's state is as good as none again.
+#[tokio::test]
+async fn a_reset_after_a_loss_lasts() {
+    let clock = manual();
+    let mut server = Server::start(&[]);
+    let mut config = patient(&server.url());
+    config.breaker.failures = usize::MAX;
+    let store = RedisStore::with_clock(config, as_clock(&clock));
+    let hour = |algorithm| {
+        LimitSpec::new(algorithm, Rate::per(5, TimeDelta::from_secs(3_600))).build().expect("a limit")
+    };
+    let each = [
+        Algorithm::Gcra,
+        Algorithm::TokenBucket,
+        Algorithm::LeakyBucket,
+        Algorithm::FixedWindow,
+        Algorithm::SlidingWindow,
+        Algorithm::StrictWindow,
+        Algorithm::SlidingLog,
+    ];
+    let counters: Vec<Counter> = each
+        .iter()
+        .map(|algorithm| Counter::new(&store, "alice", &hour(*algorithm), LossPolicy::AssumeExhausted))
+        .collect();
+    for counter in &counters {
+        assert!(counter.check().await.is_allowed());
+    }
+    let _server = server.restart(&[]);
+    for counter in &counters {
+        let name = counter.limit.algorithm();
+        assert!(counter.check().await.is_denied(), "{name}");
+        assert!(counter.last_known().is_assumed, "{name}");
+        clock.advance(TimeDelta::from_secs(1));
+        counter.reset().await;
+        assert!(counter.check().await.is_allowed(), "{name}");
+        assert!(!counter.last_known().is_assumed, "{name}");
+    }
+    // The one unit of each is back, and nothing is known of buckets but that they were reset.
+    clock.advance(TimeDelta::from_secs(1_000));
+    for counter in &counters {
+        let expected = match counter.limit.algorithm() {
+            Algorithm::Gcra | Algorithm::TokenBucket | Algorithm::LeakyBucket => 5,
+            _ => 4,
+        };
+        assert_eq!(counter.admits().await, expected, "{}", counter.limit.algorithm());
+    }
+    assert_eq!(store.mismatches(), 0);
 }

@@ -66,6 +66,21 @@ fn a_flood_is_denied_from_the_cache_exactly() {
     }
 }
 
+/// A request that costs more than the whole limit must not be told to wait, and what asks about others beside it is asked.
+#[test]
+fn a_charge_that_never_fits_is_not_denied_from_the_cache() {
+    let rig = rig();
+    let limit = limit(Algorithm::FixedWindow, Rate::per_minute(nonzero!(2)));
+    let parts = [KeyPart::Text("k")];
+    let charge = |cost| rig.charge(&parts, &limit, Cost::new(cost));
+    assert_eq!(rig.check(&[charge(2)]).admission, Admission::Admitted);
+    assert_eq!(rig.check(&[charge(1)]).admission, Admission::Denied);
+    let beside = Charge { enforcement: Enforcement::Alternative, ..charge(1) };
+    let outcomes = rig.check(&[beside, charge(3)]);
+    assert!(outcomes.per_charge[0].verdict.is_denied(), "{outcomes:?}");
+    assert_eq!(outcomes.per_charge[1].verdict, Verdict::Denied { retry_after: None });
+}
+
 /// At the promised instant the caller must pass, not be turned away by a memory.
 #[test]
 fn a_cached_denial_ends_at_its_instant() {

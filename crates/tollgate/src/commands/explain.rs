@@ -291,6 +291,9 @@ fn charged(charge: &Value) -> String {
         Some("quota") => notes.push("one quota must fit".to_owned()),
         _ => {}
     }
+    if charge["assumed"] == true {
+        notes.push("the store may have lost what was used: all of it is assumed".to_owned());
+    }
     if charge["granted"] == true {
         notes.push("a grant pays".to_owned());
     }

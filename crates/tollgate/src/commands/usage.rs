@@ -162,14 +162,22 @@ pub(crate) fn usage(flags: &UsageFlags) -> anyhow::Result<ExitCode> {
         } else {
             tables(&usage)?;
         }
-        Ok(ExitCode::SUCCESS)
+        let limits = usage["limits"].as_array().into_iter().flatten();
+        let is_unreset = limits.clone().any(|limit| limit["reset"] == false);
+        Ok(if is_unreset { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     })
+}
+
+/// Returns how much a limit allows per window, with what it counts.
+fn rate(limit: &Value) -> String {
+    let unit = limit["unit"].as_str().map(|unit| format!(" {unit}")).unwrap_or_default();
+    format!("{}{unit} / {}", cell(&limit["count"]), cell(&limit["window"]))
 }
 
 fn tables(usage: &Value) -> anyhow::Result<()> {
     let list = |name: &str| usage[name].as_array().cloned().unwrap_or_default();
     let limit = |one: &Value| {
-        let mut limit = format!("{} / {}", cell(&one["count"]), cell(&one["window"]));
+        let mut limit = rate(one);
         let mut used = cell(&one["used"]);
         // A bucket holds another number of units than it refills in a window.
         if one["burst"].is_u64() {
@@ -182,10 +190,11 @@ fn tables(usage: &Value) -> anyhow::Result<()> {
             _ => "-".to_owned(),
         };
         let shared = if one["shared"] == true { " (shared)" } else { "" };
+        let role = one["role"].as_str().map(|role| format!(" ({role})")).unwrap_or_default();
         let reset =
             one["reset_ms"].as_u64().map_or_else(|| "-".to_owned(), |ms| format!("{} s", ms.div_ceil(1_000)));
         // The same rule name as in `why`, `top` and the metrics.
-        let rule = format!("{}{shared}", cell(&one["rule"]));
+        let rule = format!("{}{shared}{role}", cell(&one["rule"]));
         [rule, limit, used, cell(&one["remaining"]), reset, window, cell(&one["source"])]
     };
     let unlimited = list("unlimited").into_iter().map(|one| {
@@ -197,14 +206,20 @@ fn tables(usage: &Value) -> anyhow::Result<()> {
     admin_client::table_or(titles, &rows, "no matching limits")?;
     let mut out = output::styled();
     for limit in list("limits") {
+        let name = format!("{}, {}", cell(&limit["rule"]), rate(&limit));
+        if let Some(measure) = limit["measure"].as_str() {
+            writeln!(out, "{name}: {measure}: {}", cell(&limit["measure_effect"]))?;
+        }
+        if limit["assumed"] == true {
+            writeln!(out, "{name}: the store may have lost what was used: all of it is assumed")?;
+        }
+        match limit["reset"].as_bool() {
+            Some(true) => writeln!(out, "{name}: reset")?,
+            Some(false) => writeln!(out, "{name}: not reset, its counter cannot be reached; retry later")?,
+            None => {}
+        }
         if let Some(region) = super::region::sentence(&limit["region"]) {
-            writeln!(
-                out,
-                "{} {} / {}: {region}",
-                cell(&limit["rule"]),
-                cell(&limit["count"]),
-                cell(&limit["window"])
-            )?;
+            writeln!(out, "{} {}: {region}", cell(&limit["rule"]), rate(&limit))?;
         }
     }
     if let (Some(tier), "last_request") = (usage["tier"].as_str(), &*cell(&usage["tier_source"])) {

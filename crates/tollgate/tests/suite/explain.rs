@@ -133,6 +133,73 @@ fn a_server_over_redis_foretells_its_decisions_and_writes_nothing() {
     foretells(&node);
 }
 
+/// A limit of each algorithm and kind, at most three requests long, and one with each thing that a limit may have.
+const FORMS: [&str; 18] = [
+    "limit: 3 per 3650d",
+    "limit: 3 per 3650d, algorithm: token_bucket",
+    "limit: 3 per 3650d, algorithm: leaky_bucket",
+    "limit: 3 per 3650d, algorithm: fixed_window",
+    "limit: 3 per 3650d, algorithm: sliding_window",
+    "limit: 3 per 3650d, algorithm: strict_window",
+    "limit: 3 per 3650d, algorithm: sliding_log",
+    "limit: 3/month, algorithm: fixed_window",
+    "limit: 3/hour, algorithm: fixed_window, jitter: true",
+    "limit: [3/hour, 9 per 3650d], algorithm: fixed_window",
+    "limit: 3 per 3650d, algorithm: fixed_window, candidate: 1 per 3650d",
+    "limit: 3 per 3650d, algorithm: fixed_window, shadow: true",
+    "limit: 3 per 3650d, algorithm: fixed_window, action: degrade",
+    "limit: 3 per 3650d, algorithm: fixed_window, soft: {at: 1}",
+    "limit: 3 per 3650d, algorithm: fixed_window, enforce: 1%",
+    "limit: 3 per 3650d, algorithm: fixed_window, split: 2",
+    "limit: 6 per 3650d, algorithm: fixed_window, cost: 2",
+    "concurrency: 3",
+];
+
+/// Every request is explained before it is made, to a limit alone and to the same limit beside another.
+fn foretells_all_forms(flags: &[&str]) {
+    let place = Place::new();
+    let rules = FORMS.iter().enumerate().map(|(at, form)| {
+        format!("  - {{key: k{at}, name: r{at}, {form}}}\n  - {{key: both{at}, name: both{at}, {form}}}\n")
+    });
+    let rules: String = rules.collect();
+    let text = format!(
+        "domain: d\ndescriptors:\n{rules}  - {{key: other, limit: 5 per 3650d, algorithm: fixed_window}}\n"
+    );
+    let node = Operator::start(&text, &place.sqlite("explain"), flags);
+    for (at, form) in FORMS.iter().enumerate() {
+        let alone = json!({format!("k{at}"): "v"});
+        let both = json!({format!("both{at}"): "v", "other": format!("of {at}")});
+        for attributes in [&alone, &both].into_iter().cycle().take(14) {
+            let explained = explain(&node, &json!({"attributes": attributes}));
+            let outcome = &explained["outcome"];
+            let answer = node.server.check("d", attributes);
+            let body = answer.json();
+            let passes = outcome["verdict"] != "deny";
+            assert_eq!(passes, answer.status == 200, "{form}: {explained:#} {body:#}");
+            assert_eq!(
+                outcome["rule"].as_str().filter(|_| !passes),
+                body["rule"].as_str().filter(|_| !passes)
+            );
+            let wait = |value: &Value| value["retry_after_ms"].as_u64();
+            let (foretold, told) = (wait(outcome), wait(&body));
+            let is_near = foretold.zip(told).is_none_or(|(foretold, told)| foretold.abs_diff(told) < 60_000);
+            assert!(is_near && foretold.is_some() == told.is_some(), "{form}: {outcome} {body}");
+        }
+    }
+}
+
+#[test]
+fn explanations_are_the_decisions_that_follow() {
+    foretells_all_forms(&[]);
+}
+
+#[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
+fn explanations_over_redis_are_the_decisions_that_follow() {
+    let redis = Redis::start();
+    foretells_all_forms(&["--store", &redis.url(), "--store-deadline-ms", "10000"]);
+}
+
 #[test]
 fn a_draft_is_explained_with_its_differences() {
     let place = Place::new();

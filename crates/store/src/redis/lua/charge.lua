@@ -21,7 +21,7 @@ while at <= #ask do
       state = tried[c]
     end
     if ago then
-      state = assume(ago, state, op, b, d, e, f, extra)
+      state = assume(ago, state, op, b, d, e, f, extra, c)
     end
     local fits, next, ahead = step(op, verb, state, a, b, d, e, f, extra)
     if verb == 0 then

@@ -7,7 +7,10 @@ while at <= #ask do
   end
   local state = states[c]
   if ago then
-    state = assume(ago, state, op, b, d, e, f, extra)
+    state = assume(ago, state, op, b, d, e, f, extra, c)
+    if verb == 2 then
+      know(ago, op, b, d, e, f, extra, c)
+    end
   end
   local _, next = step(op, verb, state, a, b, d, e, f, extra)
   if next then

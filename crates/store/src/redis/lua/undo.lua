@@ -22,7 +22,7 @@ for i = 1, n do
     state = before[c]
   end
   if ago then
-    state = assume(ago, state, op, b, d, e, f, extra)
+    state = assume(ago, state, op, b, d, e, f, extra, c)
   end
   local fits, next = step(op, verb, state, a, b, d, e, f, extra)
   if how == 2 then
