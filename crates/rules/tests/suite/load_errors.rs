@@ -387,7 +387,7 @@ fn mistakes_in_a_response_are_found_when_rules_are_loaded() {
     check(
         &[
             ("- {key: a, limit: 1/s, response: {status: 200}}", "3:43 "),
-            ("- {key: a, limit: 1/s, response: {state: 403}}", "did you mean `status`?"),
+            ("- {key: a, limit: 1/s, response: {statuss: 403}}", "did you mean `status`?"),
             (
                 "- {key: a, limit: 1/s, response: {body: '{\"r\": \"{{rules}}\"}'}}",
                 "3:41 unknown field of `body` `rules` | did you mean `rule`?",
