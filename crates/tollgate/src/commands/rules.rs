@@ -50,7 +50,7 @@ enum RulesCommand {
     /// the rules are invalid.
     ///
     /// Without PATH, the rule files of the server itself are compared with the published rules that are active in their
-    /// place; it then exits 1 if they differ.
+    /// place; it then exits 1 if they differ, or wait for confirmation.
     Diff {
         /// Rule files or directories of rule files.
         #[arg(value_name = "PATH")]
@@ -210,7 +210,9 @@ async fn drift(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
             "revision {rev} is published and active; the server's rule files, which are ignored, {differs}"
         ))?;
     }
-    Ok(if drift.is_null() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    // Files that wait for confirmation differ too.
+    let is_same = drift.is_null() && state["pending"].is_null();
+    Ok(if is_same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Prints diagnostics, changes and the impact preview for people.

@@ -117,9 +117,12 @@ fn a_file_that_admits_nothing_waits() {
     }
     folder.write("rules.yaml", rules(0, ""));
     eventually("the reason", || confirm(&server, &[]).out.contains("admits nothing").then_some(()));
+    let diff =
+        || run(&["rules", "diff", "--admin", &format!("http://{}", server.admin.expect("an admin address"))]);
+    assert_eq!(diff().code, Some(1), "the files are not what is active");
     let waits = pending(&server).expect("files that wait");
     assert_eq!(confirm(&server, &[&waits]).code, Some(0));
-    assert_eq!(limit(&server), 0);
+    assert_eq!((limit(&server), diff().code), (0, Some(0)));
 }
 
 fn confirm(server: &Server, hash: &[&str]) -> Run {
