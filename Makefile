@@ -212,7 +212,10 @@ sim: toolchain
 # each integration; TOLLGATE_MATRIX_ONLY='soft + candidate' runs one case.
 .PHONY: matrix
 matrix: toolchain
-	TOLLGATE_MATRIX=$${TOLLGATE_MATRIX-all} $(LINTED) $(CARGO) test --workspace $(EXTERNAL) --locked --test matrix -- --nocapture
+	@if scripts/setup has-node; then \
+	  cd clients/typescript && npm install --no-save --no-fund --no-audit --loglevel=error && npm run --silent build; fi
+	TOLLGATE_TEST_TYPESCRIPT=$(CURDIR)/clients/typescript TOLLGATE_MATRIX=$${TOLLGATE_MATRIX-all} \
+	  $(LINTED) $(CARGO) test --workspace $(EXTERNAL) --locked --test matrix -- --nocapture
 
 # Three nodes without Redis on free ports of loopback, and one limit over all of them.
 .PHONY: cluster

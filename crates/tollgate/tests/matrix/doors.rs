@@ -311,9 +311,9 @@ impl Open {
                 stream.get_mut().write_all(command).await.expect("sent");
                 let reply = resp_list(stream).await;
                 if self.door == Door::Throttle {
-                    throttle(&mut facts, &reply)
+                    throttle(&mut facts, &reply);
                 } else {
-                    tg_check(&mut facts, &reply)
+                    tg_check(&mut facts, &reply);
                 }
             }
             Client::Http2(client, fields) => {

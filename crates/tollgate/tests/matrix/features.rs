@@ -315,7 +315,7 @@ fn merge(into: &mut Map<String, Value>, text: &str) -> Result<(), String> {
         match (into.get_mut(key), value) {
             (None, value) => _ = into.insert(key.clone(), value.clone()),
             (Some(Value::Object(known)), Value::Object(more)) if key == "overload" => {
-                known.extend(more.clone())
+                known.extend(more.clone());
             }
             (Some(known), value) if known == value => {}
             _ => return Err(format!("two values of `{key}`")),
