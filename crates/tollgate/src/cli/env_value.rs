@@ -2,7 +2,7 @@
 //! which the operator did not write.
 
 use super::Cli;
-use clap::error::{ContextKind, ContextValue, Error};
+use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Command, CommandFactory, FromArgMatches};
 use std::ffi::OsString;
@@ -15,8 +15,20 @@ pub(crate) fn parse() -> Cli {
         if let Some(variable) = variable(&error, &args) {
             eprintln!("\nThe value is from the environment variable {variable}.");
         }
+        if is_other_servers_flag(&error, &args) {
+            eprintln!("\n  tip: each protocol has an address of its own: `--http 127.0.0.1:8080`, `--grpc`, `--resp`, `--admin`");
+        }
         std::process::exit(error.exit_code())
     })
+}
+
+/// Returns whether the unknown flag is one by which other servers are given their address.
+fn is_other_servers_flag(error: &Error, args: &[OsString]) -> bool {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return false };
+    let flag = flag.split([' ', '=']).next().unwrap_or_default();
+    error.kind() == ErrorKind::UnknownArgument
+        && args.get(1).is_some_and(|command| command == "serve" || command == "gateway")
+        && matches!(flag, "--port" | "--listen" | "--bind" | "--addr" | "--address" | "--host" | "-p")
 }
 
 /// Returns the flags of `serve` as the environment variables of Tollgate set them, without any argument.
