@@ -66,7 +66,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
             "rate_limit" => rate_limit = Some((key.at, node)),
             "limit" => {
                 limit_at = Some(key.at);
-                draft.limits = Some(limit::list(reader, node, "limit"));
+                draft.limits = Some(limit::list_or_unlimited(reader, node, "limit"));
             }
             "name" => draft.name = reader.text(node, "name", "per_user"),
             "descriptors" => draft.rules = descriptors(reader, node, depth + 1),

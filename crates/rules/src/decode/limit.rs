@@ -106,6 +106,16 @@ fn unknown_unit(reader: &mut Reader<'_>, at: Position, unit: &str) {
     reader.errors.envoy_reason(format!("invalid rate limit unit '{}'", crate::yaml::shorten(unit)));
 }
 
+/// Returns whether a limit is written as `unlimited`.
+fn is_unlimited(node: &YamlNode<'_>) -> bool {
+    matches!(&node.value, YamlValue::Scalar { .. }) && scalar(node) == "unlimited"
+}
+
+/// Decodes a limit, a list of limits, or `unlimited`, which is a list of none.
+pub(super) fn list_or_unlimited(reader: &mut Reader<'_>, node: &YamlNode<'_>, name: &str) -> Vec<LimitDraft> {
+    if is_unlimited(node) { Vec::new() } else { list(reader, node, name) }
+}
+
 /// Decodes a limit or a list of limits.
 pub(super) fn list(reader: &mut Reader<'_>, node: &YamlNode<'_>, name: &str) -> Vec<LimitDraft> {
     match &node.value {

@@ -48,6 +48,8 @@ fn unknown_plans_have_the_strictest_limit_where_a_rule_protects() {
         ("tiers: {suspended: 0/minute, free: 60/minute}", &["60/1m"]),
         ("tiers: {suspended: 0/minute}", &["0/1m"]),
         ("limit: 5/minute, tiers: {free: 1/minute}", &["5/1m"]),
+        // Said, it is meant.
+        ("limit: unlimited, tiers: {free: 1/minute}", &[]),
     ] {
         for class in ["cost", "security", "strict"] {
             let rules = load(&format!("{{key: user, class: {class}, {rule}}}"));
@@ -109,7 +111,7 @@ fn what_unknown_plans_have_is_reported() {
     let cost = load("{key: user, class: cost, tiers: {free: 60/minute, pro: 600/minute}}");
     let [note] = cost.notes() else { panic!("{:?}", cost.notes()) };
     assert!(note.message.contains("`60/1m`") && note.message.contains("that of `free`"), "{note}");
-    for stated in ["limit: 5/minute, ", "class: cost, limit: 5/minute, "] {
+    for stated in ["limit: 5/minute, ", "limit: unlimited, ", "class: cost, limit: 5/minute, "] {
         let rules = load(&format!("{{key: user, {stated}tiers: {{free: 60/minute}}}}"));
         assert!(rules.warnings().is_empty() && rules.notes().is_empty(), "{stated}");
     }

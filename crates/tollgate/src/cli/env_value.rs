@@ -10,13 +10,22 @@ use std::ffi::OsString;
 /// Parses the command line, or prints what is wrong with it and ends the process.
 pub(crate) fn parse() -> Cli {
     let args: Vec<OsString> = std::env::args_os().collect();
-    try_parse(&args).unwrap_or_else(|error| {
+    try_parse(&args).unwrap_or_else(|mut error| {
+        let is_other = is_other_servers_flag(&error, &args);
+        if is_other {
+            // The nearest spelling has another meaning.
+            for kind in [ContextKind::SuggestedArg, ContextKind::Usage] {
+                let _ = error.remove(kind);
+            }
+        }
         let _ = error.print();
         if let Some(variable) = variable(&error, &args) {
             eprintln!("\nThe value is from the environment variable {variable}.");
         }
-        if is_other_servers_flag(&error, &args) {
-            eprintln!("\n  tip: each protocol has an address of its own: `--http 127.0.0.1:8080`, `--grpc`, `--resp`, `--admin`");
+        if is_other {
+            eprintln!(
+                "\n  tip: each protocol has an address of its own: `--http 127.0.0.1:8080`, `--grpc`, `--resp`, `--admin`"
+            );
         }
         std::process::exit(error.exit_code())
     })
