@@ -220,8 +220,11 @@ impl<S: CounterStore> Limiter<S> {
         if self.adaptations.any_active() && !is_restored(effect.as_deref()) {
             self.apply_adapted(request.check, request.rules, plan, details);
         }
-        if !is_known && self.denies_unknown.load(Ordering::Relaxed) {
-            details.deny_uncharged(DecidedBy::UnknownDomain);
+        if !is_known {
+            if self.denies_unknown.load(Ordering::Relaxed) {
+                details.deny_uncharged(DecidedBy::UnknownDomain);
+            }
+            details.suggest_domain(request.rules, request.check.domain);
         }
         if plan.limits.is_empty() || plan.malformed_cost.is_some() {
             decide_uncharged(plan, details);

@@ -268,7 +268,8 @@ pub struct DecisionDetails {
     /// Attribute from which a rule takes its cost, if its value is not a whole number. The request is malformed: nothing
     /// was charged, and protocol servers reject it (400).
     pub malformed_cost: Option<Box<str>>,
-    /// Why the request was shed, that its limits are tightened, or that its check went without the store.
+    /// Why the request was shed, that its limits are tightened, that its check went without the store, or which domain is
+    /// probably meant by one without rules.
     pub reason: Option<Box<str>>,
     /// Whether the store did not know what the limit that denied had counted, because it may have lost it, and assumed that
     /// it was used up.
@@ -309,6 +310,15 @@ impl DecisionDetails {
     #[inline]
     pub fn id(&self) -> DecisionId {
         self.drawn_id.id()
+    }
+
+    /// Adds the domain that one without rules is probably meant as: its caller would have no limit, and no error.
+    #[cold]
+    pub(crate) fn suggest_domain(&mut self, rules: &Ruleset, name: &str) {
+        if let Some(similar) = rules.similar_domain(name) {
+            self.reason =
+                Some(format!("there are no rules for the domain `{name}`; did you mean `{similar}`?").into());
+        }
     }
 
     /// Makes it [`DecisionDetails::unmatched`] again, with the same ID, if it has no rare parts.

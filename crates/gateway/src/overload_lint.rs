@@ -1,4 +1,4 @@
-//! Warnings about endpoints and overload settings of the rules that do not fit the routes: rules are valid without a
+//! Warnings about endpoints, costs and overload settings of the rules that do not fit the routes: rules are valid without a
 //! gateway, so only the gateway can find these.
 
 use crate::config::GatewayConfig;
@@ -23,6 +23,9 @@ pub(crate) fn warnings(config: &GatewayConfig, rules: &Ruleset, routes: &Routes)
         warnings.push(format!(
             "upstream `{upstream}` has a limit of requests in flight for each of the domains {domains}, so it gets the sum of them; use one domain for its routes"
         ));
+    }
+    for domain in upstreams.keys().filter_map(|name| rules.domain(name)) {
+        warnings.extend(config.identity.cost_warnings(domain, "the gateway"));
     }
     for (name, own) in &upstreams {
         let Some(domain) = rules.domain(name) else { continue };

@@ -39,6 +39,8 @@ pub(crate) struct NodeLocation {
     pub(crate) concurrency: Option<(Position, bool)>,
     /// Positions of the default limits, in order.
     pub(crate) limits: Vec<Position>,
+    /// Whether its rule has the algorithm of its group or of the file.
+    pub(crate) inherits_algorithm: bool,
     /// Position of the `overload` section, at the root.
     pub(crate) overload: Option<Position>,
 }
@@ -65,7 +67,7 @@ pub(crate) fn domain(
         reader,
         profile: options.profile.or(file.profile.map(|profile| profile.value)).unwrap_or_default(),
         shape: DefaultShape {
-            algorithm: file.shape.algorithm.map_or(Algorithm::Gcra, |algorithm| algorithm.value),
+            algorithm: file.shape.algorithm.map(|algorithm| algorithm.value),
             jitter: file.shape.jitter.is_some_and(|jitter| jitter.value),
         },
         class: file.class.unwrap_or_default(),
@@ -83,6 +85,7 @@ pub(crate) fn domain(
             soft: None,
             concurrency: None,
             limits: Vec::new(),
+            inherits_algorithm: false,
             overload: file.overload.as_ref().map(|section| section.at),
         }],
     };
@@ -94,7 +97,13 @@ pub(crate) fn domain(
     compiler.level(file.rules, 0, &scope, "", &Inherited::by_file(file.response));
     let overload = file.overload.map(|draft| Arc::new(compiler.overload(draft, &scope)));
     let Compiler {
-        profile, shape: DefaultShape { algorithm, .. }, shard_by, tree, locations: places, ..
+        profile,
+        class,
+        shape: DefaultShape { algorithm, .. },
+        shard_by,
+        tree,
+        locations: places,
+        ..
     } = compiler;
     let domain = Domain {
         name,
@@ -102,6 +111,7 @@ pub(crate) fn domain(
         coupling: coupling(profile, options),
         matching: file.matching,
         algorithm,
+        class,
         scope,
         store,
         per_second_store: options.per_second_store.as_deref().map(Arc::from),
@@ -138,7 +148,7 @@ pub(crate) fn merge(
         reader,
         profile: domain.profile,
         shape: DefaultShape {
-            algorithm: file.shape.algorithm.map_or(domain.algorithm, |algorithm| algorithm.value),
+            algorithm: file.shape.algorithm.map(|algorithm| algorithm.value).or(domain.algorithm),
             jitter: file.shape.jitter.is_some_and(|jitter| jitter.value),
         },
         class: file.class.unwrap_or_default(),
@@ -162,7 +172,8 @@ pub(crate) fn merge(
 /// Arithmetic of limits for which neither they nor their rule set it.
 #[derive(Clone, Copy)]
 struct DefaultShape {
-    algorithm: Algorithm,
+    /// `None` leaves it to the rule's class.
+    algorithm: Option<Algorithm>,
     jitter: bool,
 }
 
@@ -318,6 +329,7 @@ impl Compiler<'_, '_> {
             soft: draft.soft.map(|soft| soft.at),
             concurrency: draft.concurrency.map(|held| (held.at, held.value.has_ttl)),
             limits: Vec::new(),
+            inherits_algorithm: false,
             overload: None,
         });
         let is_secret = may_be_secret(&element.key);
@@ -355,9 +367,13 @@ impl Compiler<'_, '_> {
         let stored = scope.in_region(region.as_deref()).in_store(store.as_deref());
         let split = draft.split.map(|split| stored.split(split.value));
         let defaults = self.shape;
-        self.shape.algorithm = inherited.algorithm().unwrap_or(defaults.algorithm);
+        self.shape.algorithm = inherited.algorithm().or(defaults.algorithm);
         self.shape.jitter = inherited.jitter().unwrap_or(defaults.jitter);
-        let (limits, tiers) = self.limit_sets(&draft, split.as_ref().unwrap_or(&stored));
+        let (limits, tiers, unnamed_tiers) = self.limit_sets(&draft, split.as_ref().unwrap_or(&stored));
+        let has_algorithm_of_class = self.shape.algorithm.is_none() && draft.shape.algorithm.is_none();
+        if let Some(place) = self.locations.last_mut() {
+            place.inherits_algorithm = !has_algorithm_of_class && draft.shape.algorithm.is_none();
+        }
         self.shape = defaults;
         self.reject_unleasable(&draft, &limits);
         let id = u32::try_from(self.rules.len()).ok()?;
@@ -365,22 +381,33 @@ impl Compiler<'_, '_> {
         let shard_by = self.shard_by.clone().filter(|attribute| self.is_sharded(attribute));
         let class = draft.class.unwrap_or(self.class);
         let billing = self.billing(&draft);
+        let is_stated = draft.on_error.is_some();
+        let mut on_error = match (draft.on_error, draft.fallback) {
+            (Some(on_error), _) => on_error.complete(class),
+            (None, Some(_)) => OnError::Always(FailPolicy::Local),
+            (None, None) => by_class(class),
+        };
+        if !tiers.is_empty() {
+            // A caller that leaves its tier out must not fare better in an outage than with the tier whose limit it has.
+            let of_class = (class == Class::Cost && !is_stated).then_some(FailPolicy::Closed);
+            let own = unnamed_tiers.iter().map(|tier| on_error.policy(Some(tier)));
+            let least = own.chain(of_class).fold(FailPolicy::Open, FailPolicy::stricter);
+            on_error = on_error.protect_unnamed(tiers.iter().map(|(tier, _)| tier.as_str()), least);
+        }
         let rule = Rule {
             id,
             is_plain: false,
             enforcement: Default::default(),
             is_shedding: false,
             has_explicit_name: draft.name.is_some(),
+            has_algorithm_of_class,
             keys: self.keys_of_last_node(),
             name: draft.name.map_or_else(|| path.to_owned(), |name| name.value),
             limits,
             tiers,
+            unnamed_tiers,
             class,
-            on_error: match (draft.on_error, draft.fallback) {
-                (Some(on_error), _) => on_error.complete(class),
-                (None, Some(_)) => OnError::Always(FailPolicy::Local),
-                (None, None) => by_class(class),
-            },
+            on_error,
             action: draft.action.map_or(Action::Reject, |action| action.value),
             mode: draft.mode.map_or(Mode::Adaptive, |mode| mode.value),
             store,
@@ -569,5 +596,5 @@ fn by_class(class: Class) -> OnError {
     }
 }
 
-/// The default limits and the limits by tier.
-type LimitSets = (LimitSet, Vec<(String, LimitSet)>);
+/// The default limits, the limits by tier, and the tiers that the default limits are of.
+type LimitSets = (LimitSet, Vec<(String, LimitSet)>, Vec<String>);

@@ -71,6 +71,7 @@ pub use diff::RuleChange;
 pub use envoy_keys::EnvoyLevel;
 pub use explain::{Clause, ExplainedRequest, Explanation, RuleExplanation, RuleResult};
 pub use fleet_match::{FleetCapacity, FleetMatch, FleetStanding};
+pub use lint::value_mistake;
 pub use loosening::{Loosening, LooseningKind};
 pub use metadata::{Metadata, MetadataValue};
 pub use outline::OutlineNode;

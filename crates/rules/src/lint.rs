@@ -3,9 +3,12 @@
 //! Few and precise: users stop reading warnings after one false alarm. So each lint reports only what can be proved
 //! from the file, the names in it, and what is known of the server that loads it ([`Options`]).
 
+mod attributes;
 mod hazards;
 mod overload;
 mod stores;
+
+pub use attributes::value_mistake;
 
 use crate::compile::NodeLocation;
 use crate::reader::Reader;
@@ -13,7 +16,7 @@ use crate::rule::{Action, Profile, Role, Rule, RuleLimit};
 use crate::ruleset::{Domain, Options};
 use crate::tree::{KeyIndex, TreeNode, ValueTest};
 use std::collections::HashSet;
-use tollgate_core::{Algorithm, Limit, Period};
+use tollgate_core::{Algorithm, Limit, Period, Timestamp};
 
 /// The maximum number of wildcards of one key that are compared with each other; more would take too long.
 const MAX_COMPARED: usize = 1_000;
@@ -37,6 +40,8 @@ pub(crate) fn domain(domain: &Domain, places: &[NodeLocation], options: &Options
         soft_at_the_limit(rule, place, reader);
         under_a_stricter_parent(domain, rule, node, place, reader);
         hazards::burst_at_boundary(rule, place, reader);
+        hazards::one_for_all(domain, id, place, reader);
+        hazards::long_window(domain, id, place, reader);
         hazards::durable_for_nothing(rule, place, reader);
         hazards::unreleased_permits(place, options, reader);
         hazards::empty_part(rule, place, options, reader);
@@ -50,6 +55,7 @@ pub(crate) fn domain(domain: &Domain, places: &[NodeLocation], options: &Options
             );
         }
     }
+    attributes::domain(domain, places, reader);
     hazards::shard_by(domain, &places[0], reader);
     hazards::several_slots(domain, places, options, reader);
     stores::several(domain, places, reader);
@@ -223,6 +229,17 @@ fn holds_back(strict: &Limit, loose: &Limit) -> bool {
             !strict.is_jittered() && !loose.is_jittered() && long % short == 0 && few * (long / short) <= many
         }
         (Algorithm::SlidingLog, Algorithm::SlidingLog) => few * long.div_ceil(short) <= many,
+        // The looser one counts up to a slot more than its period.
+        (Algorithm::StrictWindow, Algorithm::StrictWindow) => {
+            let slot = |limit: &Limit| {
+                limit.escrow_window(Timestamp::ZERO).map_or(0, |slot| u128::from(slot.as_micros()))
+            };
+            let are_aligned = !strict.is_jittered() && !loose.is_jittered() && slot(strict) == slot(loose);
+            match short == long && are_aligned {
+                true => few <= many,
+                false => few * (long + slot(loose)).div_ceil(short) <= many,
+            }
+        }
         _ => false,
     }
 }

@@ -372,9 +372,14 @@ impl OverriddenRule<'_> {
         };
         let same_period = own().find(|limit| limit.limit.rate().period == quota.period);
         let like = same_period.or_else(|| own().next());
+        let needs_bucket = |like: &RuleLimit| {
+            let is_strict = like.limit.algorithm() == Algorithm::StrictWindow;
+            burst.is_some() && is_strict && rule.has_algorithm_of_class
+        };
         let limit = match like {
-            Some(like) => like.limit.with_rate(quota, burst),
-            None => domain.default_limit(quota, burst),
+            // A burst asks for a bucket, where only the class and not the file asks for a window.
+            Some(like) if !needs_bucket(like) => like.limit.with_rate(quota, burst),
+            Some(_) | None => domain.default_limit(rule, quota, burst),
         };
         let limit = limit.map_err(|error| {
             (
@@ -404,10 +409,20 @@ impl OverriddenRule<'_> {
 }
 
 impl Domain {
-    /// Returns a limit for a rule that has none to take as a model.
-    fn default_limit(&self, quota: Rate, burst: Option<u64>) -> Result<Limit, tollgate_core::LimitError> {
-        let calendar = matches!(quota.period, Period::Calendar(_));
-        let algorithm = if calendar { Algorithm::FixedWindow } else { self.algorithm };
+    /// Returns a limit for a rule that has none to take as a model, or whose model has no burst.
+    fn default_limit(
+        &self,
+        rule: &Rule,
+        quota: Rate,
+        burst: Option<u64>,
+    ) -> Result<Limit, tollgate_core::LimitError> {
+        let algorithm = match &quota.period {
+            Period::Calendar(_) => Algorithm::FixedWindow,
+            Period::Rolling(_) => self.algorithm.unwrap_or_else(|| match burst {
+                Some(_) => Algorithm::Gcra,
+                None => rule.class.algorithm(),
+            }),
+        };
         let spec = match self.profile {
             Profile::Envoy => LimitSpec::new(Algorithm::FixedWindow, quota).count_denied(),
             Profile::Native => LimitSpec::new(algorithm, quota),

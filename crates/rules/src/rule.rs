@@ -58,6 +58,16 @@ pub enum Class {
 }
 
 impl Class {
+    /// Returns the algorithm of limits for which nothing states one. The limit of a login must hold in every window; a
+    /// bucket that starts full admits nearly twice as much in the first.
+    #[must_use]
+    pub const fn algorithm(self) -> Algorithm {
+        match self {
+            Self::Security => Algorithm::StrictWindow,
+            Self::Comfort | Self::Cost | Self::Strict => Algorithm::Gcra,
+        }
+    }
+
     /// Returns the assumption about counters that the store may have lost.
     #[must_use]
     #[inline]
@@ -95,7 +105,32 @@ pub enum FailPolicy {
     Local,
 }
 
+impl FailPolicy {
+    /// Returns the policy that admits less.
+    #[must_use]
+    pub const fn stricter(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Closed, _) | (_, Self::Closed) => Self::Closed,
+            (Self::Local, _) | (_, Self::Local) => Self::Local,
+            (Self::Open, Self::Open) => Self::Open,
+        }
+    }
+}
+
 impl OnError {
+    /// Makes callers of none of these tiers fail no more openly than `least`; the tiers keep their policies.
+    pub(crate) fn protect_unnamed<'t>(self, tiers: impl Iterator<Item = &'t str>, least: FailPolicy) -> Self {
+        let policies: BTreeMap<String, FailPolicy> =
+            tiers.map(|tier| (tier.to_owned(), self.policy(Some(tier)))).collect();
+        match self {
+            Self::ByTier { tiers, otherwise } if otherwise.stricter(least) != otherwise => Self::ByTier {
+                tiers: policies.into_iter().chain(tiers).collect(),
+                otherwise: otherwise.stricter(least),
+            },
+            unchanged => unchanged,
+        }
+    }
+
     /// Returns the policy for a caller of this tier.
     #[must_use]
     pub fn policy(&self, tier: Option<&str>) -> FailPolicy {
@@ -498,6 +533,9 @@ pub struct Rule {
     pub limits: LimitSet,
     /// Limits by tier, sorted by name.
     pub tiers: Vec<(String, LimitSet)>,
+    /// The tiers whose limits apply to callers of none of its tiers, because the rule protects something and states no
+    /// limit for them; empty if `limits` are its own.
+    pub unnamed_tiers: Vec<String>,
     /// Source of the cost.
     pub cost: CostFrom,
     /// Names of matched rules that this rule removes from a request.
@@ -508,6 +546,8 @@ pub struct Rule {
     pub name: String,
     /// Whether the name was given in the file.
     pub has_explicit_name: bool,
+    /// Whether its limits have the algorithm of its class, because nothing states one.
+    pub(crate) has_algorithm_of_class: bool,
     /// Keys of its path in the tree, outermost first: those whose values name its counters.
     pub keys: Vec<Box<str>>,
     /// Fail policy while the store is unavailable.

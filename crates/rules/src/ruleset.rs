@@ -11,9 +11,10 @@ use crate::quota_key::QuotaKeys;
 use crate::reader::Reader;
 use crate::region::{CellPlace, RegionSetting};
 use crate::required_domains::RequiredDomains;
-use crate::rule::{Coupling, DescriptorMatch, Profile, Rule, RuleLimit};
+use crate::rule::{Class, CostFrom, Coupling, DescriptorMatch, Profile, Rule, RuleLimit};
 use crate::scope::ScopePath;
 use crate::sensitivity::identifies_caller;
+use crate::suggest::is_one_edit;
 use crate::tree::{TreeNode, ValueTest};
 use crate::yaml::{Position, shorten};
 use std::collections::HashMap;
@@ -129,8 +130,10 @@ pub struct Domain {
     pub(crate) coupling: Coupling,
     /// Which rules descriptors match.
     pub(crate) matching: DescriptorMatch,
-    /// Algorithm of limits that specify none, and of inline limits.
-    pub(crate) algorithm: Algorithm,
+    /// Algorithm of limits that specify none, and of inline limits; by their class if the file has none.
+    pub(crate) algorithm: Option<Algorithm>,
+    /// Class of rules that specify none.
+    pub(crate) class: Class,
     pub(crate) scope: ScopePath,
     /// Attribute that contains a caller's tier.
     pub(crate) tier_key: String,
@@ -203,7 +206,10 @@ impl Ruleset {
             domain.depends_on_tier = asks_tier;
             // The places of a joined domain are in several files, so that no warning could name its line.
             if !merged.contains(&at) {
-                let mut reader = Reader::new(source, &mut errors, &mut warnings);
+                let mut reader = Reader {
+                    is_ratelimit_file: options.ratelimit_files || domain.profile == Profile::Envoy,
+                    ..Reader::new(source, &mut errors, &mut warnings)
+                };
                 lint::domain(&domain, &places, options, &mut reader);
             }
             domains.push(domain);
@@ -263,6 +269,23 @@ impl Ruleset {
             [only] => is_same_name(&only.name, name).then_some(only),
             _ => self.domain_number(name).map(|number| &self.domains[number]),
         }
+    }
+
+    /// Returns the domain that a name without rules is probably meant as: one that differs in one letter, or in case.
+    ///
+    /// ```
+    /// # use tollgate_rules::{Options, Ruleset, Source};
+    /// let rules = Ruleset::load(&[Source::new("shop.yaml", "domain: shop")], &Options::default()).unwrap();
+    /// assert_eq!(rules.similar_domain("Shpo"), Some("shop"));
+    /// assert_eq!(rules.similar_domain("store"), None);
+    /// ```
+    #[must_use]
+    pub fn similar_domain(&self, name: &str) -> Option<&str> {
+        /// Requests choose the name, so that what is compared is bounded.
+        const MAX_COMPARED: usize = 200;
+        let is_short = (3..=128).contains(&name.len());
+        let mut known = self.domains.iter().take(MAX_COMPARED).map(|domain| domain.name.as_str());
+        known.find(|known| is_short && is_one_edit(name, known))
     }
 
     /// Returns the number of the domain with this name.
@@ -397,6 +420,17 @@ impl Domain {
             _ => None,
         });
         named.chain(self.domain_rules().flat_map(|rule| rule.tiers.iter().map(|(tier, _)| tier.as_str())))
+    }
+
+    /// Returns what its rules take from attributes as the cost of requests: the rule, and the attribute.
+    pub fn cost_attributes(&self) -> impl Iterator<Item = (&Rule, &str)> {
+        self.domain_rules().flat_map(|rule| {
+            let names = rule.all_limits().filter_map(|limit| match limit.cost_from(rule) {
+                CostFrom::Attribute(name) => Some(name.as_str()),
+                CostFrom::Request | CostFrom::Fixed(_) => None,
+            });
+            names.collect::<std::collections::BTreeSet<_>>().into_iter().map(move |name| (rule, name))
+        })
     }
 
     /// Returns the wildcards in its rules for values that identify a caller.

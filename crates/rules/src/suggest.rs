@@ -18,6 +18,39 @@ pub fn closest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
         .map(|(_, candidate)| candidate)
 }
 
+/// Returns whether a name is most probably meant as a known one: the same apart from case and separators, or with one
+/// letter too many, missing, replaced or swapped. Stricter than [`closest`], because the name may be right: the first
+/// letter is the same, or swapped, and of a short name the last one too.
+pub(crate) fn is_slip_of(name: &str, known: &str) -> bool {
+    let bare = |text: &str| -> String {
+        text.chars().filter(|c| !matches!(c, '_' | '-' | '.' | ' ')).map(|c| c.to_ascii_lowercase()).collect()
+    };
+    let (name, known) = (bare(name), bare(known));
+    if name == known {
+        return true;
+    }
+    // Names may be long: what differs in length by more cannot be near.
+    if name.len().abs_diff(known.len()) > 1 || distance(&name, &known) != 1 {
+        return false;
+    }
+    let sorted = |text: &str| {
+        let mut bytes = text.as_bytes().to_vec();
+        bytes.sort_unstable();
+        bytes
+    };
+    let is_swapped = sorted(&name) == sorted(&known);
+    let is_short = known.len() < 6;
+    let ends_alike =
+        name.chars().next_back() == known.chars().next_back() || name.strip_suffix('s') == Some(&known);
+    let is_replaced = name.len() == known.len();
+    is_swapped || name.chars().next() == known.chars().next() && (!is_short || ends_alike && !is_replaced)
+}
+
+/// Returns whether two texts differ in at most one edit, apart from case.
+pub(crate) fn is_one_edit(one: &str, other: &str) -> bool {
+    one.len().abs_diff(other.len()) <= 4 && distance(&one.to_lowercase(), &other.to_lowercase()) <= 1
+}
+
 /// Returns the edit distance between two words: insert, delete, replace, swap neighbors.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());

@@ -455,7 +455,7 @@ pub(crate) struct ValidateFlags {
 
 #[derive(Debug, Args)]
 pub(crate) struct TestFlags {
-    /// Test files.
+    /// Test files, and directories: of these all *.test.yaml, also below.
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     #[command(flatten)]

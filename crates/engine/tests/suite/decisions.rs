@@ -230,6 +230,27 @@ descriptors:
     assert_eq!(rig.take(&[("other", "x")]).origin, Origin::Unmatched);
 }
 
+/// A misspelled domain has no limits, and its answers look like those of a good one.
+#[test]
+fn a_misspelled_domain_is_named_in_the_reason() {
+    let rig = rig("
+domain: checkout
+descriptors:
+  - {key: user, limit: 1/minute}
+");
+    let reason = |domain: &str| {
+        let decision = pollster::block_on(rig.limiter.check(&Check::attributes(domain, &[("user", "x")])));
+        decision.reason.as_deref().map(str::to_owned)
+    };
+    for domain in ["checkuot", "chekout", "checkouts", "Checkout", "check-out"] {
+        let reason = reason(domain).unwrap_or_else(|| panic!("{domain}: no reason"));
+        assert!(reason.contains(domain) && reason.contains("did you mean `checkout`?"), "{reason}");
+    }
+    for domain in ["elsewhere", "", "checkout"] {
+        assert_eq!(reason(domain), None, "{domain}");
+    }
+}
+
 /// Operators who name every domain want a misspelled one to be noticed, not to be a way around the limits.
 #[test]
 fn unknown_domains_are_denied_where_the_policy_says_so() {

@@ -67,6 +67,20 @@ descriptors:
     }
 }
 
+/// A gateway reads the requests itself: what it does not read, they do not have.
+#[test]
+fn costs_that_no_request_has_are_named() {
+    let rules = "
+domain: d
+descriptors:
+  - {key: api_key, name: budget, limit: [9/s, {count: 9, period: day, cost: tokens}]}
+  - {key: endpoint, name: sizes, limit: 9/s, cost: host}
+";
+    let found = found(&[rules], "[{path: '/{*rest}', upstream: api, domain: d}]");
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert!(found[0].contains("`tokens`") && found[0].contains("`budget`"), "{found:#?}");
+}
+
 #[test]
 fn one_upstream_with_two_limits_is_named() {
     let rules = |name: &str| format!("domain: {name}\noverload: {{workers: {{limit: 1}}}}\n");

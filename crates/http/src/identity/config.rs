@@ -6,7 +6,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use tollgate_rules::GLOBAL;
+use tollgate_rules::{Domain, GLOBAL, Rule};
 
 const MIN_SECRET: usize = 16;
 
@@ -74,6 +74,26 @@ impl IdentityConfig {
         for path in jwks.into_iter().chain(self.api_key.secret_file.as_mut()) {
             *path = folder.join(&*path);
         }
+    }
+
+    /// Warns about rules that take their cost from an attribute that no request has whose caller is derived by these
+    /// settings: each of them costs 1, whatever it consumes.
+    #[must_use]
+    pub fn cost_warnings(&self, rules: &Domain, integration: &str) -> Vec<String> {
+        let claims = self.jwt.iter().flat_map(|jwt| jwt.claims.keys().map(String::as_str).chain(["user_id"]));
+        let headers = self.headers.keys().chain(self.trusted_headers.keys()).map(String::as_str);
+        let known: Vec<&str> = claims.chain(headers).chain(BUILT_IN).collect();
+        let unknown = rules.cost_attributes().filter(|(_, name)| !known.contains(name));
+        let warning = |(rule, name): (&Rule, &str)| {
+            format!(
+                "domain `{}`: no request to {integration} has the attribute `{name}`, from which rule `{}` takes its cost, \
+                 so each costs 1; name a header for it in `identity.trusted_headers`, or send it to /v1/check or \
+                 /v1/reserve",
+                rules.name(),
+                rule.name
+            )
+        };
+        unknown.map(warning).collect()
     }
 }
 
@@ -292,9 +312,11 @@ pub(super) fn header(name: &str) -> Result<HeaderName, IdentityConfigError> {
     HeaderName::from_bytes(name.as_bytes()).map_err(|_| IdentityConfigError::Header(name.to_owned()))
 }
 
+/// The attributes that every identity may have.
+const BUILT_IN: [&str; 7] = ["remote_address", "endpoint", "method", "path", "host", "api_key", GLOBAL.0];
+
 /// Rejects the names of built-in attributes.
 pub(super) fn check_attribute(name: &str) -> Result<(), IdentityConfigError> {
-    const BUILT_IN: [&str; 7] = ["remote_address", "endpoint", "method", "path", "host", "api_key", GLOBAL.0];
     if BUILT_IN.contains(&name) { Err(IdentityConfigError::Attribute(name.to_owned())) } else { Ok(()) }
 }
 

@@ -1,9 +1,10 @@
 //! Compiles the limits of one rule: algorithm, role and counter scope.
 
 use super::{Compiler, LimitSets};
+use crate::diagnostic::Severity;
 use crate::draft::{LimitDraft, RuleDraft, SoftThreshold};
 use crate::reader::Spanned;
-use crate::rule::{Action, CostFrom, LimitSet, Profile, Role, RuleLimit, SoftAction, SoftLimit};
+use crate::rule::{Action, Class, CostFrom, LimitSet, Profile, Role, RuleLimit, SoftAction, SoftLimit};
 use crate::scope::{Kind, ScopePath};
 use crate::unit::Unit;
 use crate::yaml::Position;
@@ -64,7 +65,7 @@ impl Compiler<'_, '_> {
         common.extend(self.concurrency(draft, live, scope));
         let mut set =
             |compiler: &mut Self, limits: &[LimitDraft], unlimited: bool, places: &mut Vec<Position>| {
-                let mut set = Vec::with_capacity(limits.len() + common.len());
+                let mut set = Vec::with_capacity(limits.len());
                 for limit in limits {
                     if let Some(compiled) = compiler.limit(draft, limit, live, scope, &mut used) {
                         compiler.reject_duplicates(&set, &compiled, limit.at);
@@ -72,11 +73,10 @@ impl Compiler<'_, '_> {
                         places.push(limit.at);
                     }
                 }
-                set.extend(common.iter().cloned());
                 LimitSet { limits: set, unlimited }
             };
         let mut places = Vec::new();
-        let limits = set(self, default, draft.unlimited, &mut places);
+        let mut limits = set(self, default, draft.unlimited, &mut places);
         if let Some(place) = self.locations.last_mut() {
             place.limits = places;
         }
@@ -86,6 +86,17 @@ impl Compiler<'_, '_> {
             .map(|(name, limits)| (name.clone(), set(self, limits, limits.is_empty(), &mut Vec::new())))
             .collect();
         tiers.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let protects = draft.class.unwrap_or(self.class) != Class::Comfort;
+        let mut unnamed_tiers = Vec::new();
+        if draft.limits.is_none() && !draft.unlimited && !tiers.is_empty() {
+            if protects {
+                (limits, unnamed_tiers) = strictest(&tiers);
+            }
+            self.report_unnamed(draft.at, &limits, &unnamed_tiers);
+        }
+        for set in std::iter::once(&mut limits).chain(tiers.iter_mut().map(|(_, set)| set)) {
+            set.limits.extend(common.iter().cloned());
+        }
         let candidates: Vec<&RuleLimit> =
             common.iter().filter(|limit| limit.role == Role::Candidate).collect();
         for (i, limit) in candidates.iter().enumerate() {
@@ -97,7 +108,27 @@ impl Compiler<'_, '_> {
         if let (Some(soft), true, true) = (draft.soft, limits.limits.is_empty(), tiers.is_empty()) {
             self.reader.error_help(soft.at, "`soft` without a limit", "write `limit: 100/minute` beside it");
         }
-        (limits, tiers)
+        (limits, tiers, unnamed_tiers)
+    }
+
+    /// Reports which limit callers have whose tier is missing or unknown, if the rule states none.
+    fn report_unnamed(&mut self, at: Position, limits: &LimitSet, tiers: &[String]) {
+        const WHOM: &str = "a request without a tier, or with one that `tiers` does not name,";
+        const HELP: &str = "state it: `limit: 60/minute` beside `tiers`";
+        if limits.limits.is_empty() {
+            let help = format!("{HELP}, or `limit: unlimited` if that is meant");
+            self.reader.warning(at, format!("{WHOM} has no limit"), help);
+            return;
+        }
+        let rates: Vec<String> =
+            limits.limits.iter().map(|limit| format!("`{}`", limit.limit.rate())).collect();
+        let tiers: Vec<String> = tiers.iter().map(|tier| format!("`{tier}`")).collect();
+        let message = format!(
+            "{WHOM} has the strictest limit: {}, that of {}",
+            rates.join(" and "),
+            tiers.join(" and ")
+        );
+        self.reader.warn(Severity::Note, at, message, format!("{HELP}, if it is another"));
     }
 
     fn limit(
@@ -132,6 +163,15 @@ impl Compiler<'_, '_> {
             if let (None, Some(burst), true) = (spec.burst, draft.shape.burst, algorithm.has_burst()) {
                 spec.burst = Some(burst.value);
                 used.burst = true;
+            }
+            if let (Some(0), Some(at)) =
+                (spec.burst.filter(|_| limit.count > 0), limit.shape.burst.or(draft.shape.burst))
+            {
+                self.reader.warning(
+                    at.at,
+                    format!("`burst: 0` denies every request, whatever the limit of `{}`", spec.rate),
+                    "write how many may come at once, as in `burst: 1`, or leave it out; to deny all, write a limit of 0",
+                );
             }
             spec.slots = limit.shape.slots.map(|slots| slots.value);
             if let (None, Some(slots), Algorithm::StrictWindow) = (spec.slots, draft.shape.slots, algorithm) {
@@ -185,7 +225,8 @@ impl Compiler<'_, '_> {
         Some(RuleLimit { cost, ..RuleLimit::new(built, scope, unit, role, soft) })
     }
 
-    /// Returns the limit's algorithm, else the rule's, else the one that the action needs, else the domain's.
+    /// Returns the limit's algorithm, else the rule's, else the one that the action or an option needs, else the
+    /// domain's, else the one of the class.
     fn resolve_algorithm(
         &self,
         draft: &RuleDraft,
@@ -210,7 +251,10 @@ impl Compiler<'_, '_> {
         } else if limit.shape.refill_interval.or(draft.shape.refill_interval).is_some() {
             Algorithm::TokenBucket
         } else {
-            self.shape.algorithm
+            let has_burst = limit.shape.burst.or(draft.shape.burst).is_some();
+            let class = draft.class.unwrap_or(self.class);
+            let default = if has_burst { Algorithm::Gcra } else { class.algorithm() };
+            self.shape.algorithm.unwrap_or(default)
         }
     }
 
@@ -328,6 +372,40 @@ impl Compiler<'_, '_> {
             }
         }
     }
+}
+
+/// Returns the limits for callers of no tier, where a rule has limits of tiers alone, and the tiers that they are of: for
+/// each cost, those of the tier with the lowest sustained rate of it, then with the smallest burst. Tiers that admit
+/// nothing are for callers that are shut out, so they count only if there are no others.
+fn strictest(tiers: &[(String, LimitSet)]) -> (LimitSet, Vec<String>) {
+    let blocks = |set: &LimitSet| set.limits.iter().any(|limit| limit.limit.capacity() == 0);
+    let all_block = tiers.iter().all(|(_, set)| blocks(set));
+    let open = || tiers.iter().filter(|(_, set)| all_block || !blocks(set));
+    let mut costs: Vec<_> = open().flat_map(|(_, set)| &set.limits).map(|limit| &limit.cost).collect();
+    let mut seen = Vec::new();
+    costs.retain(|cost| !seen.contains(cost) && (seen.push(*cost), true).1);
+    let (mut strictest, mut names) = (LimitSet::default(), Vec::new());
+    for cost in costs {
+        let own = |set: &'_ LimitSet| {
+            let own = set.limits.iter().filter(|limit| limit.cost == *cost);
+            own.map(|limit| sustained(&limit.limit)).min()
+        };
+        let lowest =
+            open().filter_map(|(name, set)| Some((own(set)?, name, set))).min_by_key(|(rate, ..)| *rate);
+        let Some((_, name, set)) = lowest else { continue };
+        strictest.limits.extend(set.limits.iter().filter(|limit| limit.cost == *cost).cloned());
+        if !names.contains(name) {
+            names.push(name.clone());
+        }
+    }
+    (strictest, names)
+}
+
+/// Returns what orders limits by strictness: units per ten years, then the most that may pass at once.
+fn sustained(limit: &Limit) -> (u128, u64) {
+    let period = u128::from(limit.rate().period.length().as_micros()).max(1);
+    let long = u128::from(Period::MAX_LENGTH.as_micros());
+    (u128::from(limit.rate().count) * long / period, limit.capacity())
 }
 
 fn role(draft: &RuleDraft, all_quota: bool) -> Role {

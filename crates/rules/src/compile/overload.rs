@@ -56,8 +56,9 @@ impl Compiler<'_, '_> {
             Capacity::Rate(count, period) => {
                 let rate = Rate { count: *count, period: period.clone() };
                 // What a guarantee takes back, others must have less of afterwards: a window would forget it at its end.
-                let is_bucket = section.fairness.is_none() || self.shape.algorithm.has_burst();
-                (if is_bucket { self.shape.algorithm } else { Algorithm::Gcra }, rate)
+                let stated = self.shape.algorithm.unwrap_or(Algorithm::Gcra);
+                let is_bucket = section.fairness.is_none() || stated.has_burst();
+                (if is_bucket { stated } else { Algorithm::Gcra }, rate)
             }
         };
         if self.options.permits == PermitRelease::Expire && algorithm == Algorithm::Concurrency {
@@ -213,6 +214,8 @@ impl Compiler<'_, '_> {
             enforcement: Default::default(),
             is_shedding: true,
             has_explicit_name: true,
+            has_algorithm_of_class: false,
+            unnamed_tiers: Vec::new(),
             keys: Vec::new(),
             name: name.to_owned(),
             limits: LimitSet { limits, unlimited: false },

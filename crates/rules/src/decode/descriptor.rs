@@ -7,7 +7,7 @@ use crate::metadata::Metadata;
 use crate::period::parse_multiple;
 use crate::reader::{Reader, Spanned, parse_number, scalar};
 use crate::rule::{Action, Enforce, FailPolicy, SoftAction};
-use crate::yaml::{YamlNode, YamlValue};
+use crate::yaml::{YamlNode, YamlValue, shorten};
 use std::collections::BTreeMap;
 use tollgate_core::{Mode, Rate, TimeDelta};
 
@@ -323,12 +323,26 @@ fn soft_mark(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<SoftThresho
         Some(_) => {
             reader.error_help(
                 node.at,
-                "a soft mark in percent goes from 1% up",
+                "a soft mark in percent is a whole number from 1% up",
                 "write it as in `soft: 80%`",
             );
             return None;
         }
-        None => SoftThreshold::Units(reader.count(node, "soft", Rate::MAX_COUNT)?.value),
+        None => {
+            if let Some(part) = scalar(node).trim().parse::<f64>().ok().filter(|part| part.fract() != 0.0) {
+                let percent = (part * 100.0).round();
+                let example = if (1.0..=100.0).contains(&percent) { percent } else { 80.0 };
+                reader.error_help(
+                    node.at,
+                    format!("`soft: {}` is neither a percentage nor units", shorten(scalar(node))),
+                    format!(
+                        "write the part of the limit as in `soft: {example}%`, or units as in `soft: 80`"
+                    ),
+                );
+                return None;
+            }
+            SoftThreshold::Units(reader.count(node, "soft", Rate::MAX_COUNT)?.value)
+        }
     };
     if matches!(mark, SoftThreshold::Units(0)) {
         reader.error_help(node.at, "a soft mark of 0 is always passed", "write it as in `soft: 80%`");

@@ -4,10 +4,11 @@
 use crate::compile::NodeLocation;
 use crate::diagnostic::Severity;
 use crate::reader::Reader;
-use crate::rule::{Class, LimitSet, Role, Rule, RuleLimit};
+use crate::rule::{Class, CostFrom, LimitSet, Profile, Role, Rule, RuleLimit};
 use crate::ruleset::{Domain, Options, PermitRelease};
 use crate::sensitivity::identifies_caller;
-use crate::tree::{TreeNode, ValueTest};
+use crate::tree::{Element, GLOBAL, TreeNode, ValueTest};
+use crate::yaml::shorten;
 use std::collections::BTreeMap;
 use tollgate_core::{Algorithm, Mode};
 
@@ -55,11 +56,7 @@ pub(super) fn unique_key(node: &TreeNode, place: &NodeLocation, reader: &mut Rea
 
 /// Warns about a rule on `HEAD`: Tollgate counts it as `GET`, since servers run the same handler for both.
 pub(super) fn head_method(node: &TreeNode, place: &NodeLocation, reader: &mut Reader<'_>) {
-    let value = match &node.element.test {
-        ValueTest::Exact(value) => &**value,
-        ValueTest::Like(pattern) | ValueTest::Shared(pattern) => pattern.text(),
-        ValueTest::Any | ValueTest::Network(_) => return,
-    };
+    let Some(value) = value_of(&node.element) else { return };
     let path = match &*node.element.key {
         "method" if value.eq_ignore_ascii_case("HEAD") => "",
         "endpoint" => match value.split_once(' ') {
@@ -75,29 +72,183 @@ pub(super) fn head_method(node: &TreeNode, place: &NodeLocation, reader: &mut Re
     reader.warning(place.at, message, format!("write `GET{path}`, which counts both"));
 }
 
-/// Warns about a security rule whose fixed window admits twice its limit around the boundary.
+/// Warns about a security rule whose limit admits twice as much in some period: a fixed window around its boundary, and a
+/// bucket that starts full, if only the file or the group asks for one.
 pub(super) fn burst_at_boundary(rule: &Rule, place: &NodeLocation, reader: &mut Reader<'_>) {
     if rule.class != Class::Security {
         return;
     }
     let sets = std::iter::once(&rule.limits).chain(rule.tiers.iter().map(|(_, set)| set));
     for (n, set) in sets.enumerate() {
-        let Some((at, limit)) = set.limits.iter().enumerate().find(|(_, limit)| is_unprotected(limit, set))
-        else {
+        let is_loose = |limit: &RuleLimit| {
+            is_unprotected(limit, set) || place.inherits_algorithm && is_full_bucket(limit)
+        };
+        let Some((at, limit)) = set.limits.iter().enumerate().find(|(_, limit)| is_loose(limit)) else {
             continue;
         };
         let position = if n == 0 { place.limits.get(at) } else { None };
-        let message = format!(
-            "a fixed window of `{}` admits twice as much around its boundary, on a rule of `class: security`",
-            limit.limit.rate()
-        );
+        let (how, help) = match is_window(limit) {
+            true => (
+                "a fixed window of RATE admits twice as much around its boundary",
+                "write `algorithm: strict_window`, or a shorter limit beside it, as in `[5/minute, 2/second]`",
+            ),
+            false => (
+                "a bucket of RATE that is full admits nearly twice as much in its first period",
+                "write `algorithm: strict_window`, or a `burst`",
+            ),
+        };
+        let how = how.replace("RATE", &format!("`{}`", limit.limit.rate()));
+        let message = format!("{how}, on a rule of `class: security`");
+        reader.warning(*position.unwrap_or(&place.at), message, help);
+        return;
+    }
+}
+
+/// Segments of paths, without separators, where callers prove who they are.
+const LOGINS: [&str; 16] = [
+    "2fa",
+    "auth",
+    "authenticate",
+    "forgotpassword",
+    "login",
+    "logon",
+    "mfa",
+    "otp",
+    "passwd",
+    "password",
+    "passwordreset",
+    "passwords",
+    "resetpassword",
+    "signin",
+    "totp",
+    "verifyotp",
+];
+
+/// Returns whether callers prove who they are at this endpoint or path, by its name.
+fn is_login(value: &str) -> bool {
+    let (method, path) = value.split_once(' ').unwrap_or(("", value));
+    let segments = path.split(['/', '.', ':']).map(|segment| {
+        let letters = segment.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase());
+        letters.collect::<String>()
+    });
+    method != "GET" && segments.into_iter().any(|segment| LOGINS.contains(&&*segment))
+}
+
+/// Returns the value that a descriptor names, with its wildcards.
+pub(super) fn value_of(element: &Element) -> Option<&str> {
+    match &element.test {
+        ValueTest::Exact(value) => Some(value),
+        ValueTest::Like(pattern) | ValueTest::Shared(pattern) => Some(pattern.text()),
+        ValueTest::Any | ValueTest::Network(_) => None,
+    }
+}
+
+/// Warns about a limit of one caller's size on a login that all callers share: one of them locks out everybody.
+pub(super) fn one_for_all(domain: &Domain, id: usize, place: &NodeLocation, reader: &mut Reader<'_>) {
+    let node = &domain.tree[id];
+    let Some(rule) = node.rule.map(|id| &domain.rules[id as usize]) else { return };
+    if !rule.shared_by_callers || reader.is_ratelimit_file {
+        return;
+    }
+    let path = |id: usize| u32::try_from(id).map(|id| domain.path(id)).unwrap_or_default();
+    let elements = |id: usize| path(id).into_iter().map(|node| &domain.tree[node as usize].element);
+    let has_caller =
+        |id: usize| elements(id).any(|element| *element.key != *GLOBAL.0 && identifies_caller(&element.key));
+    let is_request = |element: &&Element| matches!(&*element.key, "endpoint" | "path" | "route");
+    let Some(value) = elements(id).filter(is_request).find_map(value_of) else { return };
+    if has_caller(id) || rule.class != Class::Security && !is_login(value) {
+        return;
+    }
+    // What admits two requests a second is meant for all callers together.
+    let is_small = |limit: &&RuleLimit| {
+        let rate = limit.limit.rate();
+        let micros = u128::from(rate.period.length().as_micros());
+        limit.role.is_enforced(rule.action)
+            && u128::from(rate.count) * 1_000_000 < 2 * micros
+            && rate.count > 0
+    };
+    let Some(limit) = rule.limits.limits.iter().find(is_small) else { return };
+    // Beside a limit of each caller, one of all is a second line.
+    let counts_callers = |other: usize| {
+        domain.tree[other].rule.is_some()
+            && has_caller(other)
+            && elements(other).any(|element| value_of(element) == Some(value))
+    };
+    if (1..domain.tree.len()).any(counts_callers) {
+        return;
+    }
+    let message = format!(
+        "all callers share the `{}` of `{}`: one that uses them up locks out everybody",
+        limit.limit.rate(),
+        shorten(value)
+    );
+    let help = "count each caller: in place of `limit`, write `descriptors: [{key: remote_address, limit: 5/minute}]`, or put \
+                it below `api_key` or `user`";
+    reader.warning(place.at, message, help);
+}
+
+/// Warns about a long fixed window whose whole count may be used in a moment.
+pub(super) fn long_window(domain: &Domain, id: usize, place: &NodeLocation, reader: &mut Reader<'_>) {
+    /// An hour.
+    const LONG: u64 = 3_600_000_000;
+    /// What may come at once without harm.
+    const FEW: u64 = 100;
+    let Some(rule) = domain.tree[id].rule.map(|id| &domain.rules[id as usize]) else { return };
+    if domain.profile() == Profile::Envoy || rule.class == Class::Security {
+        return;
+    }
+    let length = |limit: &RuleLimit| limit.limit.rate().period.length();
+    let counts_requests = |limit: &RuleLimit, rule: &Rule| {
+        matches!(limit.cost_from(rule), CostFrom::Request | CostFrom::Fixed(1))
+    };
+    let is_long = |limit: &RuleLimit| {
+        limit.role.is_enforced(rule.action)
+            && is_window(limit)
+            && counts_requests(limit, rule)
+            && length(limit).as_micros() >= LONG
+            && limit.limit.rate().count >= FEW
+    };
+    let paces = |other: &RuleLimit, limit: &RuleLimit| {
+        other.role.is_live() && (!is_window(other) || length(other) < length(limit))
+    };
+    let sets = std::iter::once(&rule.limits).chain(rule.tiers.iter().map(|(_, set)| set));
+    for (n, set) in sets.enumerate() {
+        let found = set
+            .limits
+            .iter()
+            .enumerate()
+            .find(|(_, limit)| is_long(limit) && !set.limits.iter().any(|other| paces(other, limit)));
+        let Some((at, limit)) = found else { continue };
+        let others =
+            (1..domain.tree.len()).filter(|other| *other != id && matches_whenever(domain, *other, id));
+        let mut others = others.filter_map(|other| Some(&domain.rules[domain.tree[other].rule? as usize]));
+        if others.any(|other| other.all_limits().any(|other| paces(other, limit))) {
+            continue;
+        }
+        let position = if n == 0 { place.limits.get(at) } else { None };
+        let rate = limit.limit.rate();
         reader.warning(
             *position.unwrap_or(&place.at),
-            message,
-            "write `algorithm: strict_window`, or a shorter limit beside it, as in `[5/minute, 2/second]`",
+            format!("all of `{rate}` may be used in a moment: a fixed window does not limit how fast"),
+            "write a shorter limit beside it, as in `[10/second, 10000/day]`",
         );
         return;
     }
+}
+
+/// Returns whether a request that matches one descriptor matches another one, by their keys.
+fn matches_whenever(domain: &Domain, other: usize, id: usize) -> bool {
+    let path = |id: usize| u32::try_from(id).map(|id| domain.path(id)).unwrap_or_default();
+    let own = path(id);
+    path(other).into_iter().all(|node| {
+        let element = &domain.tree[node as usize].element;
+        *element.key == *GLOBAL.0
+            || own.contains(&node)
+            || own.iter().any(|own| {
+                let own = &domain.tree[*own as usize].element;
+                own.key == element.key && matches!(element.test, ValueTest::Any | ValueTest::Network(_))
+            })
+    })
 }
 
 /// Warns about `durable: true` on limits that have recovered before a store that lost them is noticed.
@@ -128,9 +279,18 @@ pub(super) fn empty_part(rule: &Rule, place: &NodeLocation, options: &Options, r
     reader.warning(place.at, message, "write a higher limit, or `region: owner`: one cell decides the whole");
 }
 
+fn is_window(limit: &RuleLimit) -> bool {
+    limit.limit.algorithm() == Algorithm::FixedWindow
+}
+
+/// Returns whether a limit is enforced by a bucket that holds a whole period's units; no shorter limit changes that.
+fn is_full_bucket(limit: &RuleLimit) -> bool {
+    let (count, capacity) = (limit.limit.rate().count, limit.limit.capacity());
+    limit.role.is_live() && limit.limit.algorithm().has_burst() && count > 1 && capacity >= count
+}
+
 /// Returns whether a limit is an enforced fixed window, and no other limit of the set is shorter or of another kind.
 fn is_unprotected(limit: &RuleLimit, set: &LimitSet) -> bool {
-    let is_window = |limit: &RuleLimit| limit.limit.algorithm() == Algorithm::FixedWindow;
     let length = |limit: &RuleLimit| limit.limit.rate().period.length();
     let protects = |other: &RuleLimit| {
         let is_rate = other.limit.algorithm() != Algorithm::Concurrency;

@@ -182,3 +182,158 @@ fn effective_rules_have_no_lints() {
         assert_eq!(warnings(descriptors), Vec::<String>::new(), "{descriptors}");
     }
 }
+
+/// A rule that matches nothing limits nothing: what Tollgate derives from requests has one spelling.
+#[test]
+fn names_and_values_that_no_request_has_are_reported() {
+    for (descriptor, said) in [
+        ("{key: endpoint, value: /login, limit: 900/s}", "begins with its method"),
+        ("{key: endpoint, value: \"/api/*\", limit: 900/s}", "begins with its method"),
+        ("{key: endpoint, value: post /orders, limit: 900/s}", "the method in capitals"),
+        (
+            "{key: user, limit: 9/s, descriptors: [{key: endpoint, value: \"Get /a/*\", limit: 1/s}]}",
+            "the method in capitals",
+        ),
+        ("{key: endpoint, value: \"POST  /orders\", limit: 900/s}", "a space, and the path"),
+        ("{key: endpoint, value: \"POST:/orders\", limit: 900/s}", "a space, and the path"),
+        ("{key: endpoint, value: POST orders, limit: 900/s}", "a space, and the path"),
+        ("{key: path, value: v1/orders, limit: 900/s}", "paths begin with `/`"),
+        ("{key: method, value: post, limit: 900/s}", "methods are in capitals"),
+        ("{key: remote_address, value: 10.0.0.0/8, limit: 9/s}", "this is a network"),
+        ("{key: remote_address, value: \"2001:db8::/32\", limit: 9/s}", "this is a network"),
+        ("{key: remote_address, value: \"2001:DB8:0::1\", limit: 9/s}", "in their shortest form"),
+        ("{key: apikey, limit: 9/s}", "`apikey` is nearly `api_key`"),
+        ("{key: API_KEY, limit: 9/s}", "`API_KEY` is nearly `api_key`"),
+        ("{key: uesr, limit: 9/s}", "`uesr` is nearly `user`"),
+        ("{key: users, limit: 9/s}", "`users` is nearly `user`"),
+        ("{key: tennant, limit: 9/s}", "`tennant` is nearly `tenant`"),
+        ("{key: endpiont, limit: 900/s}", "`endpiont` is nearly `endpoint`"),
+        ("{key: remote_adress/24, limit: 9/s}", "`remote_adress` is nearly `remote_address`"),
+        ("{key: user, cost: token, limit: 9/s}", "`cost: token` reads the attribute `token`"),
+        (
+            "{key: user, limit: [9/s, {count: 9, period: day, cost: token}]}",
+            "`cost: token` reads the attribute `token`",
+        ),
+        ("{key: user, cost: requests, limit: 9/s}", "`cost: requests` reads the attribute `requests`"),
+        ("{key: user, limit: 9/s, burst: 0}", "`burst: 0` denies every request"),
+        ("{key: user, limit: [{count: 9, period: 1s, burst: 0}]}", "`burst: 0` denies every request"),
+    ] {
+        let found = warnings(&format!("- {descriptor}"));
+        assert!(found.len() == 1 && found[0].contains(said), "{descriptor}: {found:#?}");
+    }
+    for overload in [
+        "{priorities: [{when: {endpoint: post /pay}, priority: critical}], workers: {limit: 9}}",
+        "{priorities: [{when: {endpiont: POST /pay}, priority: critical}], workers: {limit: 9}}",
+    ] {
+        let found = warnings_with(&format!("domain: d\noverload: {overload}"), &Options::default());
+        assert_eq!(found.len(), 1, "{overload}: {found:?}");
+    }
+    // A file for that service names what Envoy sends.
+    let envoy = "{domain: d, profile: envoy, descriptors: [{key: apikey, rate_limit: {unit: day, requests_per_unit: 5}}, \
+                 {key: endpoint, value: /login, rate_limit: {unit: day, requests_per_unit: 500}}]}";
+    assert_eq!(warnings_with(envoy, &Options::default()), Vec::<String>::new());
+}
+
+/// Whoever uses up a shared limit of a login shuts out all others.
+#[test]
+fn a_login_limit_that_all_callers_share_is_reported() {
+    let is_found = |descriptors: &str| {
+        let found = warnings(descriptors);
+        assert!(
+            found.len() < 2 && found.iter().all(|one| one.contains("locks out everybody")),
+            "{descriptors}: {found:?}"
+        );
+        !found.is_empty()
+    };
+    for descriptors in [
+        "- {key: endpoint, value: POST /api/v1/auth/login, limit: 5/minute}",
+        "- {key: endpoint, value: \"POST /sign-in*\", limit: 5/minute}",
+        "- {key: path, value: /reset_password, limit: 20/hour}",
+        "- {key: endpoint, value: POST /transfer, class: security, limit: 5/minute}",
+        "- {key: global, descriptors: [{key: endpoint, value: POST /login, limit: 5/minute}]}",
+        "- {key: method, value: POST, descriptors: [{key: path, value: /login, limit: 5/minute}]}",
+        "- {key: user, limit: 9/s}\n- {key: endpoint, value: POST /login, limit: 5/minute}",
+    ] {
+        assert!(is_found(descriptors), "{descriptors}");
+    }
+    for descriptors in [
+        "- {key: remote_address, descriptors: [{key: endpoint, value: POST /login, limit: 5/minute}]}",
+        "- {key: endpoint, value: POST /login, class: security, descriptors: [{key: user, limit: 5/minute}]}",
+        // A second line behind a limit of each caller, and limits for all together.
+        "- {key: endpoint, value: POST /login, limit: 60/minute, descriptors: [{key: user, limit: 5/minute}]}",
+        "- {key: endpoint, value: POST /login, limit: 60/minute}\n- {key: user, descriptors: [{key: endpoint, value: POST /login, limit: 5/minute}]}",
+        "- {key: endpoint, value: POST /login, limit: 500/second}",
+        "- {key: endpoint, value: POST /login, limit: 5/minute, shadow: true}",
+        "- {key: endpoint, value: POST /orders, limit: 5/minute}",
+        "- {key: endpoint, value: GET /auth/status, limit: 5/minute}",
+        "- {key: endpoint, value: POST /authors, limit: 5/minute}",
+    ] {
+        assert!(!is_found(descriptors), "{descriptors}");
+    }
+}
+
+/// A day's requests in one second are no limit for what serves them.
+#[test]
+fn a_long_fixed_window_alone_is_reported() {
+    let is_found = |descriptors: &str| {
+        let found = warnings(descriptors);
+        assert!(
+            found.len() < 2 && found.iter().all(|one| one.contains("in a moment")),
+            "{descriptors}: {found:?}"
+        );
+        !found.is_empty()
+    };
+    for descriptors in [
+        "- {key: user, limit: {count: 10000, period: day, algorithm: fixed_window}}",
+        "- {key: user, algorithm: fixed_window, limit: [5000/hour, 50000/day]}",
+        "- {key: user, limit: 10000/day in Europe/Zurich}",
+        "- {key: user, limit: 10/second, tiers: {pro: 10000/day in UTC}}",
+        // Another caller's pace is none for this one.
+        "- {key: user, limit: 10000/day in UTC}\n- {key: tenant, limit: 10/second}",
+    ] {
+        assert!(is_found(descriptors), "{descriptors}");
+    }
+    for descriptors in [
+        "- {key: user, limit: [10/second, 10000/day in UTC]}",
+        "- {key: user, limit: 10/second, descriptors: [{key: path, limit: 1000/day in UTC}]}",
+        "- {key: user, limit: 10000/day in UTC}\n- {key: global, limit: 10/second}",
+        "- {key: user, algorithm: fixed_window, limit: 600/minute}",
+        "- {key: user, limit: 50/day in UTC}",
+        "- {key: user, limit: {count: 1M, calendar: month, cost: tokens}}",
+        "- {key: user, limit: 10000/day}",
+    ] {
+        assert!(!is_found(descriptors), "{descriptors}");
+    }
+}
+
+/// What the file asks of all limits may not have been meant for this one.
+#[test]
+fn a_security_rule_with_the_bucket_of_its_file_is_reported() {
+    let with = |head: &str, rule: &str| {
+        warnings_with(&format!("domain: d\n{head}\ndescriptors:\n{rule}"), &Options::default())
+    };
+    let rule = "- {key: user, class: security, limit: 5/minute}";
+    let found = with("algorithm: token_bucket", rule);
+    assert!(found.len() == 1 && found[0].contains("nearly twice as much in its first period"), "{found:?}");
+    for (head, rule) in [
+        ("algorithm: strict_window", rule),
+        ("class: security", "- {key: user, limit: 5/minute}"),
+        ("algorithm: gcra", "- {key: user, class: security, limit: {count: 5, period: minute, burst: 2}}"),
+        ("algorithm: gcra", "- {key: user, class: security, limit: 5/minute, algorithm: gcra}"),
+    ] {
+        assert_eq!(with(head, rule), Vec::<String>::new(), "{head}: {rule}");
+    }
+}
+
+/// The unit of a soft limit is easily mistaken for a fraction.
+#[test]
+fn a_fraction_as_a_soft_limit_is_explained() {
+    for (soft, help) in
+        [("0.8", "soft: 80%"), ("{at: 0.95}", "soft: 95%"), ("1.5", "soft: 80%"), ("80.5%", "soft: 80%")]
+    {
+        let text = format!("domain: d\ndescriptors: [{{key: user, limit: 9/s, soft: {soft}}}]");
+        let errors =
+            Ruleset::load(&[Source::new("t", text)], &Options::default()).expect_err(soft).to_string();
+        assert!(errors.contains(help), "{soft}: {errors}");
+    }
+}

@@ -52,7 +52,7 @@ fn whatever_weakens_a_security_rule_is_found() {
         ),
         (
             "{key: login, class: security, limit: 5/minute, algorithm: fixed_window}",
-            "lets up to 2 times as much through in a short time (algorithm: fixed_window)",
+            "lets up to 3 times as much through in a short time (algorithm: fixed_window)",
         ),
         (
             "{key: login, class: security, quota_mode: true, limit: 5/minute}",

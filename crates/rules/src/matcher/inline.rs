@@ -53,7 +53,7 @@ impl Domain {
         let by = |algorithm| LimitSpec::new(algorithm, quota.clone());
         let spec = match self.profile {
             Profile::Envoy => by(Algorithm::FixedWindow).count_denied(),
-            Profile::Native => by(self.algorithm),
+            Profile::Native => by(self.algorithm.unwrap_or(self.class.algorithm())),
         };
         // A log of millions of units is not kept; a strict window has the same bound in any span.
         let built = spec.build().or_else(|_| by(Algorithm::StrictWindow).build());

@@ -17,6 +17,8 @@ mod quota_keys;
 mod refill_interval;
 mod region;
 mod schema;
+mod security_algorithm;
 mod seeds;
 mod shard_by;
 mod stores;
+mod unnamed_tiers;

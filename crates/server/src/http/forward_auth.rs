@@ -134,6 +134,19 @@ impl ForwardAuth {
         Arc::clone(&self.domain)
     }
 
+    /// Returns what the rules expect of requests to `/check` that these settings do not provide; nothing if no setting says
+    /// that a proxy uses it.
+    #[must_use]
+    pub fn warnings(settings: &ForwardAuthConfig, identity: &IdentityConfig, rules: &Ruleset) -> Vec<String> {
+        let mut domains = rules.domains();
+        let domain = match &settings.domain {
+            Some(domain) => rules.domain(domain),
+            None => domains.next().filter(|_| domains.next().is_none()),
+        };
+        let is_used = *settings != ForwardAuthConfig::default();
+        domain.filter(|_| is_used).map(|domain| identity.cost_warnings(domain, "/check")).unwrap_or_default()
+    }
+
     /// Returns the JWT verifier, for the task that reloads its keys.
     #[must_use]
     pub fn tokens(&self) -> Option<Arc<JwtVerifier>> {

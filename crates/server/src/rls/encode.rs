@@ -233,7 +233,7 @@ fn metadata(decision: &Decision) -> Option<Struct> {
         text("shed", class.name().to_owned());
     }
     if let Some(reason) = decision.reason.as_deref()
-        && (decision.shed_class.is_some() || !decision.is_allowed())
+        && (decision.shed_class.is_some() || !decision.is_allowed() || decision.origin == Origin::Unmatched)
     {
         text("reason", reason.to_owned());
     }

@@ -2,7 +2,7 @@
 //! which the operator did not write.
 
 use super::Cli;
-use clap::error::{ContextKind, ContextValue, Error};
+use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Command, CommandFactory, FromArgMatches};
 use std::ffi::OsString;
@@ -10,13 +10,34 @@ use std::ffi::OsString;
 /// Parses the command line, or prints what is wrong with it and ends the process.
 pub(crate) fn parse() -> Cli {
     let args: Vec<OsString> = std::env::args_os().collect();
-    try_parse(&args).unwrap_or_else(|error| {
+    try_parse(&args).unwrap_or_else(|mut error| {
+        let is_other = is_other_servers_flag(&error, &args);
+        if is_other {
+            // The nearest spelling has another meaning.
+            for kind in [ContextKind::SuggestedArg, ContextKind::Usage] {
+                let _ = error.remove(kind);
+            }
+        }
         let _ = error.print();
         if let Some(variable) = variable(&error, &args) {
             eprintln!("\nThe value is from the environment variable {variable}.");
         }
+        if is_other {
+            eprintln!(
+                "\n  tip: each protocol has an address of its own: `--http 127.0.0.1:8080`, `--grpc`, `--resp`, `--admin`"
+            );
+        }
         std::process::exit(error.exit_code())
     })
+}
+
+/// Returns whether the unknown flag is one by which other servers are given their address.
+fn is_other_servers_flag(error: &Error, args: &[OsString]) -> bool {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return false };
+    let flag = flag.split([' ', '=']).next().unwrap_or_default();
+    error.kind() == ErrorKind::UnknownArgument
+        && args.get(1).is_some_and(|command| command == "serve" || command == "gateway")
+        && matches!(flag, "--port" | "--listen" | "--bind" | "--addr" | "--address" | "--host" | "-p")
 }
 
 /// Returns the flags of `serve` as the environment variables of Tollgate set them, without any argument.

@@ -65,6 +65,34 @@ pub(crate) fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// Returns the test files at these paths: of a directory, those in it and in the directories below it.
+pub(crate) fn test_files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in paths {
+        // A file that cannot be read is reported with its cases.
+        if !path.is_dir() {
+            files.push(path.clone());
+            continue;
+        }
+        let own = tests_below(path)?;
+        if own.is_empty() {
+            bail!("no *.test.yaml, *.test.yml or *.test.json in {}", path.display());
+        }
+        files.extend(own);
+    }
+    Ok(files)
+}
+
+fn tests_below(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = entries(directory, FileKind::Tests)?;
+    // A link may lead back to where it stands.
+    let below = entries(directory, FileKind::Other)?;
+    for below in below.iter().filter(|path| path.is_dir() && !path.is_symlink()) {
+        files.extend(tests_below(below)?);
+    }
+    Ok(files)
+}
+
 /// Returns what these directories contain besides rules and their tests, and is not read: a misspelled name shows.
 pub(crate) fn ignored(paths: &[PathBuf]) -> Vec<PathBuf> {
     let others = paths.iter().filter(|path| path.is_dir()).map(|path| entries(path, FileKind::Other));

@@ -93,6 +93,9 @@ impl ProtocolServers {
         let forward = http::ForwardAuth::new(&config.forward_auth, &config.identity);
         let forward = forward.with_context(|| config.place())?;
         forward.check_domain(rules).with_context(|| config.place())?;
+        for warning in http::ForwardAuth::warnings(&config.forward_auth, &config.identity, rules) {
+            tracing::warn!("{warning}");
+        }
         let host = default_host()?;
         let usual = |address: SocketAddr| match unsaid {
             DefaultListeners::Open => Listen::At(SocketAddr::new(host, address.port())),

@@ -53,6 +53,21 @@ fn validate_warns_of_rules_without_effect() {
     assert!(warned.out.contains("rules.yaml:4:"), "the second can never match: {}", warned.out);
 }
 
+/// `--port` is what other servers have.
+#[test]
+fn flags_of_other_servers_are_answered_by_ours() {
+    for flag in ["--port", "--listen", "--host"] {
+        let refused = run(&["serve", flag, "9000"]);
+        ended(&refused, 2);
+        for part in [flag, "--http 127.0.0.1:8080", "--grpc"] {
+            assert!(refused.err.contains(part), "`{part}` is not in {}", refused.err);
+        }
+    }
+    let other = run(&["serve", "--colour"]);
+    ended(&other, 2);
+    assert!(!other.err.contains("--http"), "{}", other.err);
+}
+
 /// Paths that are wrong are the commonest mistake of all.
 #[test]
 fn validate_reads_files_and_folders_and_reports_missing_ones() {

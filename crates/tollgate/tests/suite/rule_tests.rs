@@ -321,6 +321,25 @@ steps:
     );
 }
 
+/// A directory of rules and tests is what CI has.
+#[test]
+fn all_tests_of_a_directory_are_run() {
+    let folder = Folder::new();
+    folder.write("rules.yaml", RULES);
+    let case = "{rules_file: rules.yaml, steps: [{attributes: {k: v}, expect: {overall: OK}}]}";
+    folder.write("b.test.yml", case);
+    folder.write("a.test.yaml", case);
+    folder.write("notes.txt", "no test");
+    std::fs::create_dir_all(folder.join("below/empty")).expect("a folder");
+    folder.write("below/c.test.yaml", case.replace("rules.yaml", "../rules.yaml"));
+    let ran = run(&["test", folder.join(".").to_str().expect("a plain path")]);
+    assert!(ran.code == Some(0) && ran.out.ends_with("3 passed, 0 failed\n"), "{}{}", ran.out, ran.err);
+    let positions = ["a.test.yaml", "b.test.yml", "c.test.yaml"].map(|name| ran.out.find(name));
+    assert!(positions.is_sorted() && positions[0].is_some(), "{}", ran.out);
+    let none = run(&["test", folder.join("below/empty").to_str().expect("a plain path")]);
+    assert!(none.code == Some(1) && none.err.contains("no *.test.yaml"), "{}{}", none.out, none.err);
+}
+
 /// Ten cases of one broken rule file are one mistake.
 #[test]
 fn each_error_is_reported_once_and_names_its_file() {

@@ -9,6 +9,7 @@ mod runner;
 
 use crate::cli::output::{BAD, GOOD, ignore_closed, paint};
 use crate::cli::{TestFlags, print, print_line};
+use crate::config::rule_sources;
 use crate::yaml_file;
 use runner::Failure;
 use serde_json::json;
@@ -41,7 +42,7 @@ pub(crate) fn run(flags: &TestFlags) -> anyhow::Result<ExitCode> {
     };
     // Cases of one file usually share their rules: their errors are printed once.
     let mut reported_rules: BTreeMap<String, String> = BTreeMap::new();
-    for path in &flags.files {
+    for path in &rule_sources::test_files(&flags.files)? {
         // An unreadable file fails like a case, so that the other files are still run and counted.
         let cases = match read(path) {
             Ok(cases) => cases,
