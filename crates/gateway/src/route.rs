@@ -5,7 +5,9 @@ use crate::config::{GatewayConfig, RouteConfig};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tollgate_http::identity::{IdentityResolver, JwtVerifier, PathRules, ResolvedCaller, canonical_host};
+use tollgate_http::identity::{
+    CredentialVerifier, IdentityResolver, PathRules, ResolvedCaller, canonical_host,
+};
 use tollgate_rules::Ruleset;
 
 /// A compiled route.
@@ -85,7 +87,7 @@ impl Routes {
     pub(crate) fn new(
         config: &GatewayConfig,
         rules: &Ruleset,
-        tokens: Option<&Arc<JwtVerifier>>,
+        verifier: &Arc<CredentialVerifier>,
     ) -> Result<Self, String> {
         if config.routes.is_empty() {
             return Err(
@@ -99,11 +101,11 @@ impl Routes {
                 hosts.push(host);
             }
         }
-        let fallback_site = IdentityResolver::sharing(&config.identity, [], tokens.cloned())
+        let fallback_site = IdentityResolver::sharing(&config.identity, [], Arc::clone(verifier))
             .map_err(|error| format!("identity: {error}"))?;
         let mut routes = Self { exact: HashMap::default(), families: Vec::new(), any: None, fallback_site };
         for host in hosts {
-            let site = VirtualHost::new(config, rules, host.as_deref(), tokens)?;
+            let site = VirtualHost::new(config, rules, host.as_deref(), verifier)?;
             match host {
                 None => routes.any = Some(site),
                 Some(host) => match host.strip_prefix('*') {
@@ -155,7 +157,7 @@ impl VirtualHost {
         config: &GatewayConfig,
         rules: &Ruleset,
         host: Option<&str>,
-        tokens: Option<&Arc<JwtVerifier>>,
+        verifier: &Arc<CredentialVerifier>,
     ) -> Result<Self, String> {
         let mut identity = config.identity.clone();
         let mut by_endpoint = HashMap::default();
@@ -211,7 +213,7 @@ impl VirtualHost {
             }
         }
         let build = |named: &[&str]| {
-            IdentityResolver::sharing(&identity, named.iter().copied(), tokens.cloned())
+            IdentityResolver::sharing(&identity, named.iter().copied(), Arc::clone(verifier))
                 .map_err(|error| format!("identity: {error}"))
         };
         let mut site = Self { identity: build(&[])?, by_endpoint };

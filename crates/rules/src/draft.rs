@@ -129,6 +129,8 @@ pub(crate) struct RuleDraft {
     pub(crate) replaces: Vec<Spanned<String>>,
     pub(crate) shape: ShapeDraft,
     pub(crate) tiers: Vec<(String, Vec<LimitDraft>)>,
+    /// Stores of tiers that name one.
+    pub(crate) tier_stores: Vec<(String, Spanned<String>)>,
     pub(crate) concurrency: Option<Spanned<ConcurrencyDraft>>,
     pub(crate) class: Option<Class>,
     pub(crate) on_error: Option<OnErrorDraft>,

@@ -4,6 +4,7 @@
 //! from the file, the names in it, and what is known of the server that loads it ([`Options`]).
 
 mod hazards;
+mod invented;
 mod overload;
 mod stores;
 
@@ -53,6 +54,7 @@ pub(crate) fn domain(domain: &Domain, places: &[NodeLocation], options: &Options
     hazards::shard_by(domain, &places[0], reader);
     hazards::several_slots(domain, places, options, reader);
     stores::several(domain, places, reader);
+    invented::escapes(domain, places, options, reader);
     overload::section(domain, places, reader);
 }
 

@@ -128,7 +128,7 @@ impl Ruleset {
         let mut limits: Vec<(u32, Vec<RuleLimit>)> = Vec::new();
         let (mut errors, mut replaced) = (Vec::new(), Vec::new());
         for (at, wanted) in overrides.iter().enumerate() {
-            match self.compile_override(key, wanted) {
+            match self.compile_override(key, tier, wanted) {
                 Ok(compiled) => {
                     for (rule, limit) in compiled {
                         let own = match limits.iter().position(|(id, _)| *id == rule) {
@@ -164,6 +164,7 @@ impl Ruleset {
     fn compile_override(
         &self,
         key: &str,
+        tier: Option<&str>,
         wanted: &Override,
     ) -> Result<Vec<(u32, RuleLimit)>, (&'static str, String)> {
         let (rules, cost) = self.find_overridable(key, &wanted.descriptor).ok_or_else(|| {
@@ -186,8 +187,7 @@ impl Ruleset {
             Ok((
                 rule.id,
                 domain.override_limit(
-                    node,
-                    rule,
+                    (node, rule, rule.store_for(tier)),
                     cost,
                     &quota,
                     wanted.burst,
@@ -222,11 +222,10 @@ impl Domain {
         path
     }
 
-    /// Returns a limit like the rule's of this cost with another rate.
+    /// Returns a limit like the rule's of this cost with another rate, in this store.
     fn override_limit(
         &self,
-        node: u32,
-        rule: &Rule,
+        (node, rule, store): (u32, &Rule, Option<&str>),
         cost: Option<&str>,
         quota: &Rate,
         burst: Option<u64>,
@@ -259,9 +258,13 @@ impl Domain {
         })?;
         let role = own().next().map_or(Role::Live, |limit| limit.role);
         let scope = match same_period.filter(|like| like.limit.algorithm() == limit.algorithm()) {
-            Some(like) => like.scope.clone(),
+            Some(like) if like.scope.store() == store => like.scope.clone(),
+            Some(like) => {
+                let path = self.scope_path(node, rule, like.scope.store());
+                path.moved(like.scope.clone(), &self.scope_path(node, rule, store))
+            }
             None => {
-                let path = self.scope_path(node, rule);
+                let path = self.scope_path(node, rule, store);
                 let kind = Kind::of(role, self.profile);
                 path.limit(kind, &limit, None, cost.as_deref().map(|own| (own, &rule.cost)))
             }
@@ -293,12 +296,12 @@ impl Domain {
         LimitSpec { burst, ..spec }.build()
     }
 
-    fn scope_path(&self, node: u32, rule: &Rule) -> ScopePath {
+    fn scope_path(&self, node: u32, rule: &Rule, store: Option<&str>) -> ScopePath {
         let path = self.path(node);
         let scope = path
             .iter()
             .fold(self.scope.clone(), |scope, node| scope.child(&self.tree[*node as usize].element));
-        let scope = scope.in_region(rule.region.as_deref()).in_store(rule.store.as_deref());
+        let scope = scope.in_region(rule.region.as_deref()).in_store(store);
         rule.split.map_or(scope.clone(), |split| scope.split(u64::from(split)))
     }
 }

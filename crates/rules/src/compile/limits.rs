@@ -24,7 +24,13 @@ impl UsedOptions {
 }
 
 impl Compiler<'_, '_> {
-    pub(super) fn limit_sets(&mut self, draft: &RuleDraft, scope: &ScopePath) -> LimitSets {
+    /// Returns the limits of a rule and of its tiers; `of_tiers` has the paths of tiers whose counters another store keeps.
+    pub(super) fn limit_sets(
+        &mut self,
+        draft: &RuleDraft,
+        scope: &ScopePath,
+        of_tiers: &[(&str, ScopePath)],
+    ) -> LimitSets {
         let mut used = UsedOptions::default();
         if let Some(action) = draft.action.filter(|action| action.value == Action::Delay) {
             self.reject_under_envoy(action.at, "`action: delay`");
@@ -48,27 +54,34 @@ impl Compiler<'_, '_> {
             common.extend(self.limit(draft, limit, Role::Candidate, scope, &mut used));
         }
         common.extend(self.concurrency(draft, live, scope));
-        let mut set = |compiler: &mut Self, limits: &[LimitDraft], places: &mut Vec<Position>| {
-            let mut set = Vec::with_capacity(limits.len() + common.len());
-            for limit in limits {
-                if let Some(compiled) = compiler.limit(draft, limit, live, scope, &mut used) {
-                    compiler.reject_duplicates(&set, &compiled, limit.at);
-                    set.push(compiled);
-                    places.push(limit.at);
+        let mut set =
+            |compiler: &mut Self, limits: &[LimitDraft], path: &ScopePath, places: &mut Vec<Position>| {
+                let mut set = Vec::with_capacity(limits.len() + common.len());
+                for limit in limits {
+                    if let Some(compiled) = compiler.limit(draft, limit, live, path, &mut used) {
+                        compiler.reject_duplicates(&set, &compiled, limit.at);
+                        set.push(compiled);
+                        places.push(limit.at);
+                    }
                 }
-            }
-            set.extend(common.iter().cloned());
-            LimitSet { limits: set }
-        };
+                set.extend(common.iter().cloned().map(|mut limit| {
+                    limit.scope = scope.moved(limit.scope, path);
+                    limit
+                }));
+                LimitSet { limits: set }
+            };
         let mut places = Vec::new();
-        let limits = set(self, default, &mut places);
+        let limits = set(self, default, scope, &mut places);
         if let Some(place) = self.locations.last_mut() {
             place.limits = places;
         }
         let mut tiers: Vec<(String, LimitSet)> = draft
             .tiers
             .iter()
-            .map(|(name, limits)| (name.clone(), set(self, limits, &mut Vec::new())))
+            .map(|(name, limits)| {
+                let own = of_tiers.iter().find(|(tier, _)| tier == name);
+                (name.clone(), set(self, limits, own.map_or(scope, |(_, path)| path), &mut Vec::new()))
+            })
             .collect();
         tiers.sort_by(|(a, _), (b, _)| a.cmp(b));
         let candidates: Vec<&RuleLimit> =
