@@ -206,7 +206,7 @@ descriptors:
         unverified: Some(names.iter().map(|name| (*name).to_owned()).collect()),
         ..Options::default()
     };
-    for (text, place) in [(replaced, "4:5"), (&networks, "4:5"), (nested, "4:33"), (quota, "4:5")] {
+    for (text, place) in [(replaced, "4:5"), (&networks, "4:5"), (nested, "4:34"), (quota, "4:5")] {
         let found = warnings_with(text, &options(&["api_key"]));
         assert!(found[0].starts_with(&format!("{place} a request with an invented `api_key`")), "{found:?}");
         assert_eq!(found.len(), 1, "{found:?}");
