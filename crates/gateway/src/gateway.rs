@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tollgate_core::CounterStore;
 use tollgate_engine::Limiter;
-use tollgate_http::identity::JwtVerifier;
+use tollgate_http::identity::CredentialVerifier;
 use tollgate_http::server::Drain;
 use tollgate_http::server::connections::ConnectionBudget;
 use tollgate_observe::MetricsWriter;
@@ -161,10 +161,10 @@ impl<S: CounterStore + 'static> Handle<S> {
         Ok(())
     }
 
-    /// Returns the JWT verifier, for reloading its keys.
+    /// Returns the verifier of credentials, for reloading its keys.
     #[must_use]
-    pub fn tokens(&self) -> Option<Arc<JwtVerifier>> {
-        self.0.proxy.state().jwt.clone()
+    pub fn verifier(&self) -> Arc<CredentialVerifier> {
+        Arc::clone(&self.0.proxy.state().verifier)
     }
 
     /// Waits up to `timeout` for the last lines of the access log. Returns how many were lost. For use after serving has ended.
@@ -181,6 +181,10 @@ impl<S: CounterStore + 'static> Handle<S> {
         page.gauge("gateway_held_requests", "Number of requests in the delay queue.", waiting);
         let help = "Number of requests whose head was copied to an idle upstream connection.";
         page.counter("gateway_fast_path_total", help, state.fast_path.load(Ordering::Relaxed));
+        if let Some(unknown) = state.verifier.unknown_keys() {
+            let help = "Number of requests to the gateway with an API key that is not known.";
+            page.counter("gateway_unknown_keys_total", help, unknown);
+        }
         let dropped = state.log.as_ref().map_or(0, |log| log.dropped());
         let help = "Number of access log lines dropped.";
         page.counter("gateway_access_log_dropped_total", help, dropped);

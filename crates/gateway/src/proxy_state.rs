@@ -12,7 +12,7 @@ use crate::pool::Pool;
 use crate::route::{Route, Routes};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use tollgate_http::identity::JwtVerifier;
+use tollgate_http::identity::CredentialVerifier;
 use tollgate_http::response::ResponseConfig;
 use tollgate_rules::Ruleset;
 
@@ -28,7 +28,7 @@ pub(crate) struct ProxyState {
     /// Headers that clients may not set freely.
     pub(crate) protected: Arc<ProtectedHeaders>,
     pub(crate) log: Option<Arc<AccessLog>>,
-    pub(crate) jwt: Option<Arc<JwtVerifier>>,
+    pub(crate) verifier: Arc<CredentialVerifier>,
     /// Number of requests on the fast path since startup.
     pub(crate) fast_path: Arc<AtomicU64>,
 }
@@ -50,12 +50,14 @@ impl ProxyState {
             }
         }
         let fast_path = former.map_or_else(Arc::default, |former| Arc::clone(&former.fast_path));
-        let known = former.and_then(|former| former.jwt.as_ref());
-        let tokens = match known.filter(|known| known.matches_config(&config.identity)) {
-            Some(known) => Some(Arc::clone(known)),
-            None => JwtVerifier::new(&config.identity).map_err(|error| format!("identity: {error}"))?,
+        let known = former.map(|former| &former.verifier);
+        let verifier = match known.filter(|known| known.matches_config(&config.identity)) {
+            Some(known) => Arc::clone(known),
+            None => {
+                CredentialVerifier::new(&config.identity).map_err(|error| format!("identity: {error}"))?
+            }
         };
-        let routes = Routes::new(config, &rules, tokens.as_ref())?;
+        let routes = Routes::new(config, &rules, &verifier)?;
         for warning in overload_lint::warnings(config, &rules, &routes) {
             tracing::warn!("{warning}");
         }
@@ -66,7 +68,7 @@ impl ProxyState {
             forward: config.forward,
             protected: Arc::new(ProtectedHeaders::new(&config.identity)),
             log: log(config, former)?,
-            jwt: tokens,
+            verifier,
             fast_path,
             config: Arc::new(config.clone()),
             rules,

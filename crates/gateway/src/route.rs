@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tollgate_core::Timestamp;
 use tollgate_http::headers::HeaderLookup;
 use tollgate_http::identity::{
-    AmbiguousIdentity, EndpointMatcher, EndpointSettings, IdentityConfig, IdentityResolver, JwtVerifier,
+    AmbiguousIdentity, CredentialVerifier, EndpointMatcher, EndpointSettings, IdentityConfig, IdentityResolver,
     PathRules, RequestView, ResolvedCaller, canonical_host,
 };
 use tollgate_rules::{Domain, Ruleset};
@@ -92,7 +92,7 @@ impl Routes {
     pub(crate) fn new(
         config: &GatewayConfig,
         rules: &Ruleset,
-        tokens: Option<&Arc<JwtVerifier>>,
+        verifier: &Arc<CredentialVerifier>,
     ) -> Result<Self, String> {
         if config.routes.is_empty() {
             return Err(
@@ -106,11 +106,11 @@ impl Routes {
                 hosts.push(host);
             }
         }
-        let fallback_site = IdentityResolver::sharing(&config.identity, [], tokens.cloned())
+        let fallback_site = IdentityResolver::sharing(&config.identity, [], Arc::clone(verifier))
             .map_err(|error| format!("identity: {error}"))?;
         let mut routes = Self { exact: HashMap::default(), families: Vec::new(), any: None, fallback_site };
         for host in hosts {
-            let site = VirtualHost::new(config, rules, host.as_deref(), tokens)?;
+            let site = VirtualHost::new(config, rules, host.as_deref(), verifier)?;
             match host {
                 None => routes.any = Some(site),
                 Some(host) => match host.strip_prefix('*') {
@@ -162,7 +162,7 @@ impl VirtualHost {
         config: &GatewayConfig,
         rules: &Ruleset,
         host: Option<&str>,
-        tokens: Option<&Arc<JwtVerifier>>,
+        verifier: &Arc<CredentialVerifier>,
     ) -> Result<Self, String> {
         let (mut templates, mut by_template) = (Vec::new(), Map::default());
         let own = config
@@ -231,7 +231,7 @@ impl VirtualHost {
                 endpoints.insert(domain.to_owned(), matcher.map_err(wrong)?);
             }
         }
-        let identity = IdentityResolver::with_matcher(&config.identity, routing, tokens.cloned());
+        let identity = IdentityResolver::with_matcher(&config.identity, routing, Arc::clone(verifier));
         Ok(Self { identity: identity.map_err(wrong)?, by_template, endpoints })
     }
 

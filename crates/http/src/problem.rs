@@ -42,12 +42,16 @@ impl Problem {
     }
 
     /// Creates the problem for a request that servers would read differently (400), or whose credential cannot be read
-    /// (401).
+    /// or is not known (401).
     #[must_use]
     pub fn identity(error: &AmbiguousIdentity) -> Self {
         match error.status() {
             StatusCode::UNAUTHORIZED => {
-                Self::new(StatusCode::UNAUTHORIZED, "Unreadable credential", error.to_string())
+                let title = match error {
+                    AmbiguousIdentity::UnknownKey => "Unknown credential",
+                    _ => "Unreadable credential",
+                };
+                Self::new(StatusCode::UNAUTHORIZED, title, error.to_string())
             }
             status => Self::new(status, "Ambiguous request", error.to_string()),
         }

@@ -3,7 +3,7 @@
 use http::{HeaderMap, Method, Uri};
 use tollgate_core::{TimeDelta, Timestamp};
 use tollgate_engine::Window;
-use tollgate_http::identity::{IdentityConfig, IdentityResolver, RequestView};
+use tollgate_http::identity::{ApiKeyConfig, IdentityConfig, IdentityResolver, KnownKeysConfig, RequestView};
 use tollgate_http::response::{DecisionSummary, LegacyHeaders, Policy, ResponseConfig};
 use tollgate_testing::allocations::{CountingAllocator, allocations};
 
@@ -33,8 +33,19 @@ fn a_response_allocates_its_values_and_nothing_for_their_parts() {
 /// The address is formatted once; method, path, host, endpoint and key are borrowed.
 #[test]
 fn a_caller_allocates_only_its_address() {
-    let settings = IdentityConfig { routes: vec!["GET /users/{id}".to_owned()], ..IdentityConfig::default() };
-    let resolver = IdentityResolver::new(&settings).expect("settings");
+    let routes = vec!["GET /users/{id}".to_owned()];
+    let list = std::env::temp_dir().join(format!("tollgate-http-allocation-{}", std::process::id()));
+    std::fs::write(&list, "sk_live_4242424242424242\n").expect("a file");
+    let known = KnownKeysConfig { file: Some(list.clone()), ..KnownKeysConfig::default() };
+    let api_key = ApiKeyConfig { known: Some(known), ..ApiKeyConfig::default() };
+    for api_key in [ApiKeyConfig::default(), api_key] {
+        let settings = IdentityConfig { routes: routes.clone(), api_key, ..IdentityConfig::default() };
+        allocates_its_address(&IdentityResolver::new(&settings).expect("settings"));
+    }
+    std::fs::remove_file(&list).expect("removed");
+}
+
+fn allocates_its_address(resolver: &IdentityResolver) {
     let (uri, mut headers) = (Uri::from_static("/users/17?page=2"), HeaderMap::new());
     headers.insert("host", "api.example".parse().expect("a value"));
     headers.insert("x-forwarded-for", "198.51.100.7, 203.0.113.9".parse().expect("a value"));

@@ -259,6 +259,13 @@ impl QuotaTable {
         lookups.iter().find(|one| one.key() == key).map_or_else(Vec::new, |one| one.lengths().to_vec())
     }
 
+    /// Returns whether there is a quota for an API key, also one that is pending or has expired.
+    #[must_use]
+    pub fn has_key(&self, api_key: &str) -> bool {
+        let hash = self.hasher.hash(api_key).table_hash();
+        self.shard(hash).read().unwrap_or_else(PoisonError::into_inner).contains_key(&hash)
+    }
+
     /// Returns the attribute that a stored caller is identified by.
     #[must_use]
     pub fn key_of(&self, hash: u64) -> Option<String> {

@@ -113,6 +113,7 @@ impl ReplicatedRules {
             cluster: _,
             permits: _,
             stores: _,
+            unverified: _,
             per_second_store: _,
             cells: _,
             required_domains: _,

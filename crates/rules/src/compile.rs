@@ -6,7 +6,7 @@ mod overload;
 mod region;
 mod store;
 
-pub use self::store::is_store_name;
+pub use self::store::{StoreNames, is_store_name};
 
 use self::inherit::Inherited;
 use crate::draft::{FileDraft, RuleDraft, ShapeDraft};
@@ -364,12 +364,18 @@ impl Compiler<'_, '_> {
             draft.region.clone_from(&self.region);
         }
         let region = self.region_of(&draft);
-        let stored = scope.in_region(region.as_deref()).in_store(store.as_deref());
-        let split = draft.split.map(|split| stored.split(split.value));
+        let tier_stores = self.tier_stores_of(&draft);
+        let stored = |store: Option<&str>| {
+            let stored = scope.in_region(region.as_deref()).in_store(store);
+            draft.split.map_or(stored.clone(), |split| stored.split(split.value))
+        };
+        let own = stored(store.as_deref());
+        let of_tiers: Vec<(&str, ScopePath)> =
+            tier_stores.iter().map(|(tier, store)| (tier.as_str(), stored(store.as_deref()))).collect();
         let defaults = self.shape;
         self.shape.algorithm = inherited.algorithm().or(defaults.algorithm);
         self.shape.jitter = inherited.jitter().unwrap_or(defaults.jitter);
-        let (limits, tiers, unnamed_tiers) = self.limit_sets(&draft, split.as_ref().unwrap_or(&stored));
+        let (limits, tiers, unnamed_tiers) = self.limit_sets(&draft, &own, &of_tiers);
         let has_algorithm_of_class = self.shape.algorithm.is_none() && draft.shape.algorithm.is_none();
         if let Some(place) = self.locations.last_mut() {
             place.inherits_algorithm = !has_algorithm_of_class && draft.shape.algorithm.is_none();
@@ -411,6 +417,7 @@ impl Compiler<'_, '_> {
             action: draft.action.map_or(Action::Reject, |action| action.value),
             mode: draft.mode.map_or(Mode::Adaptive, |mode| mode.value),
             store,
+            tier_stores,
             region,
             homes: None,
             has_empty_part: false,

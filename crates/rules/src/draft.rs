@@ -133,6 +133,8 @@ pub(crate) struct RuleDraft {
     pub(crate) shape: ShapeDraft,
     /// A tier without limits is unlimited.
     pub(crate) tiers: Vec<(String, Vec<LimitDraft>)>,
+    /// Stores of tiers that name one.
+    pub(crate) tier_stores: Vec<(String, Spanned<String>)>,
     pub(crate) concurrency: Option<Spanned<ConcurrencyDraft>>,
     pub(crate) class: Option<Class>,
     pub(crate) on_error: Option<OnErrorDraft>,

@@ -64,7 +64,7 @@ mod unit;
 mod yaml;
 
 pub use bound::{Bound, limit_in_words};
-pub use compile::is_store_name;
+pub use compile::{StoreNames, is_store_name};
 pub use denial_response::{BodyField, BodyTemplate, DenialResponse, FieldValue};
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use diff::RuleChange;

@@ -5,6 +5,7 @@
 
 mod attributes;
 mod hazards;
+mod invented;
 mod overload;
 mod stores;
 
@@ -59,6 +60,7 @@ pub(crate) fn domain(domain: &Domain, places: &[NodeLocation], options: &Options
     hazards::shard_by(domain, &places[0], reader);
     hazards::several_slots(domain, places, options, reader);
     stores::several(domain, places, reader);
+    invented::escapes(domain, places, options, reader);
     overload::section(domain, places, reader);
 }
 

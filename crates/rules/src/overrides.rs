@@ -246,9 +246,10 @@ impl Ruleset {
                 || TieredLimits { base: rule.limits.clone(), tiers: rule.tiers.clone() },
                 |(_, limits)| limits.clone(),
             );
-            context.change(&mut limits.base, &rule.limits, &cost, rate.as_ref(), wanted.replaces)?;
-            for ((_, set), (_, own)) in limits.tiers.iter_mut().zip(&rule.tiers) {
-                context.change(set, own, &cost, rate.as_ref(), wanted.replaces)?;
+            let change = (&cost, rate.as_ref(), wanted.replaces);
+            context.change(&mut limits.base, (&rule.limits, rule.store_for(None)), change)?;
+            for ((tier, set), (_, own)) in limits.tiers.iter_mut().zip(&rule.tiers) {
+                context.change(set, (own, rule.store_for(Some(tier))), change)?;
             }
             changed.push((rule.id, limits));
         }
@@ -315,10 +316,8 @@ impl OverriddenRule<'_> {
     fn change(
         &self,
         set: &mut LimitSet,
-        own: &LimitSet,
-        cost: &OwnCost,
-        rate: Option<&OverrideRate<Period>>,
-        replaces: Replaces,
+        (own, store): (&LimitSet, Option<&str>),
+        (cost, rate, replaces): (&OwnCost, Option<&OverrideRate<Period>>, Replaces),
     ) -> Result<(), Problem> {
         let is_override = |limit: &RuleLimit| limit.id == RuleLimit::NO_ID && limit.cost == *cost;
         let is_own =
@@ -339,7 +338,7 @@ impl OverriddenRule<'_> {
         if set.unlimited && !own.unlimited {
             return Err(("limit", CONTRADICTION.to_owned()));
         }
-        let limit = self.limit(own, cost, rate)?;
+        let limit = self.limit((own, store), cost, rate)?;
         if set.limits.iter().any(|other| other.id == RuleLimit::NO_ID && other.scope == limit.scope) {
             let why = "two limits of one rule with the same period would share a counter; keep one";
             return Err(("period", why.to_owned()));
@@ -359,7 +358,7 @@ impl OverriddenRule<'_> {
     /// Returns a limit like the rule's of this cost, for callers with these limits, with another rate.
     fn limit(
         &self,
-        set: &LimitSet,
+        (set, store): (&LimitSet, Option<&str>),
         cost: &OwnCost,
         rate: &OverrideRate<Period>,
     ) -> Result<RuleLimit, Problem> {
@@ -389,9 +388,13 @@ impl OverriddenRule<'_> {
         })?;
         let role = like.map_or(Role::Live, |like| like.role);
         let scope = match same_period.filter(|like| like.limit.algorithm() == limit.algorithm()) {
-            Some(like) => like.scope.clone(),
+            Some(like) if like.scope.store() == store => like.scope.clone(),
+            Some(like) => {
+                let path = domain.scope_path(node, rule, like.scope.store());
+                path.moved(like.scope.clone(), &domain.scope_path(node, rule, store))
+            }
             None => {
-                let path = domain.scope_path(node, rule);
+                let path = domain.scope_path(node, rule, store);
                 let kind = Kind::of(role, domain.profile);
                 path.limit(kind, &limit, None, cost.as_deref().map(|own| (own, &rule.cost)))
             }
@@ -430,12 +433,12 @@ impl Domain {
         LimitSpec { burst, ..spec }.build()
     }
 
-    fn scope_path(&self, node: u32, rule: &Rule) -> ScopePath {
+    fn scope_path(&self, node: u32, rule: &Rule, store: Option<&str>) -> ScopePath {
         let path = self.path(node);
         let scope = path
             .iter()
             .fold(self.scope.clone(), |scope, node| scope.child(&self.tree[*node as usize].element));
-        let scope = scope.in_region(rule.region.as_deref()).in_store(rule.store.as_deref());
+        let scope = scope.in_region(rule.region.as_deref()).in_store(store);
         rule.split.map_or(scope.clone(), |split| scope.split(u64::from(split)))
     }
 }

@@ -556,6 +556,8 @@ pub struct Rule {
     pub mode: Mode,
     /// Name of the store that keeps its counters; `None` for the default store.
     pub store: Option<Arc<str>>,
+    /// Stores that keep the counters of single tiers, by tier; `None` for the default store.
+    pub tier_stores: Vec<(String, Option<Arc<str>>)>,
     /// How cells share its limits; `None` if the file does not say.
     pub region: Option<Arc<RegionSetting>>,
     /// The regions that a request's home may name; `None` if they are not known when rules are compiled.
@@ -600,6 +602,13 @@ impl Rule {
             && self.enforce.is_none()
             && self.home().is_none();
         self
+    }
+
+    /// Returns the name of the store that keeps the counters of a tier's callers; `None` for the default store.
+    #[must_use]
+    pub fn store_for(&self, tier: Option<&str>) -> Option<&str> {
+        let own = tier.and_then(|tier| self.tier_stores.iter().find(|(name, _)| name == tier));
+        own.map_or(self.store.as_deref(), |(_, store)| store.as_deref())
     }
 
     /// Returns the attribute that names the region which owns the caller's counters.

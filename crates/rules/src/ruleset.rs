@@ -1,6 +1,6 @@
 //! Rule set: the rules of all domains, loaded together and immutable afterwards.
 
-use crate::compile;
+use crate::compile::{self, StoreNames};
 use crate::decode;
 use crate::diagnostic::{Diagnostic, Diagnostics, Severity};
 use crate::draft::FileDraft;
@@ -52,8 +52,10 @@ pub struct Options {
     pub cluster: Option<bool>,
     /// What happens to concurrency permits when a request ends. Only lints use it.
     pub permits: PermitRelease,
+    /// Attributes whose values any client can invent, if the server is known. Only lints use it.
+    pub unverified: Option<Vec<String>>,
     /// Names of the stores that rules may name; any, if they are not known because the file is read alone.
-    pub stores: Option<Vec<String>>,
+    pub stores: Option<StoreNames>,
     /// Whether several files may have the same domain, whose rules are then joined; otherwise that is an error.
     pub merge_domains: bool,
     /// Whether the files were written for envoyproxy/ratelimit, whatever their profile: that service ignores its own keys

@@ -78,6 +78,14 @@ impl ScopePath {
         }
     }
 
+    /// Returns the scope on another path of what is on this one.
+    pub(crate) fn moved(&self, scope: Scope, to: &Self) -> Scope {
+        match scope.label().strip_prefix(&*self.name) {
+            Some(rest) if self.name != to.name => Scope::in_group(format!("{}{rest}", to.name), &to.group),
+            _ => scope,
+        }
+    }
+
     /// Returns the path of counters whose limits cells share in this way.
     pub(crate) fn in_region(&self, region: Option<&RegionSetting>) -> Self {
         let Some(region) = region.filter(|region| region.mode != RegionMode::Shared) else {

@@ -49,6 +49,11 @@ impl Rule {
         };
         add("mode", mode.map(str::to_owned));
         add("store", self.store.as_deref().map(str::to_owned));
+        let of_tiers = self.tier_stores.iter();
+        let of_tiers: Vec<String> = of_tiers
+            .map(|(tier, store)| format!("{tier}: {}", store.as_deref().unwrap_or("default")))
+            .collect();
+        add("tiers.store", (!of_tiers.is_empty()).then(|| of_tiers.join(", ")));
         add("region", self.region.as_deref().map(ToString::to_string));
         add("fallback", self.fallback.map(|part| format!("{}.{}%", part / 10, part % 10)));
         add("split", self.split.map(|split| split.to_string()));

@@ -124,7 +124,10 @@ pub use reservation::{Reservation, ReservationError};
 pub use retry_after_layer::{RetryAfterError, RetryAfterLayer, RetryAfterService};
 #[cfg(feature = "in-process")]
 pub use tollgate_core::nonzero;
-pub use tollgate_http::identity::{AmbiguousIdentity, IdentityConfig, IdentityResolver};
+pub use tollgate_http::identity::{
+    AmbiguousIdentity, ApiKeyConfig, IdentityConfig, IdentityResolver, KnownKeysConfig, QuotaKeys,
+    UnknownKeys,
+};
 pub use tollgate_http::response::ResponseConfig;
 
 /// Compiles the examples of the README and the user guide.

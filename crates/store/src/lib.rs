@@ -29,6 +29,6 @@ pub use lease::{CounterNamer, HotCounter, HotKey, LeaseConfig, LeaseStats, Lease
 pub use memory::{HugePages, KeyHasher, MemoryConfig, MemoryError, MemoryStats, MemoryStore, prefetch};
 #[cfg(feature = "redis")]
 pub use redis::{
-    RedisConfig, RedisConfigError, RedisRecords, RedisStore, RedisTls, ServerNameCheck, SettingNames,
-    ShardStatus,
+    MAX_STORES, RedisConfig, RedisConfigError, RedisRecords, RedisStore, RedisTls, ServerNameCheck,
+    SettingNames, ShardStatus,
 };

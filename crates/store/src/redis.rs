@@ -55,6 +55,7 @@ mod tls;
 mod topology;
 
 pub use config::{RedisConfig, RedisConfigError};
+pub use named::MAX_STORES;
 pub use records::RedisRecords;
 pub use server_error::SettingNames;
 pub use shard::ShardStatus;
@@ -91,7 +92,7 @@ pub struct RedisStore {
     shared: Arc<Shared>,
     topology: Arc<Topology>,
     /// Other stores by name, for the counters of rules that name one.
-    named: Arc<[(String, RedisStore)]>,
+    named: named::NamedStores,
 }
 
 impl RedisStore {
@@ -127,7 +128,7 @@ impl RedisStore {
             damaged_keys: DamagedKeys::default(),
             undo_failures: LogThrottle::default(),
         });
-        Self { topology: Topology::start(Arc::clone(&shared)), shared, named: Arc::default() }
+        Self { topology: Topology::start(Arc::clone(&shared)), shared, named: named::NamedStores::default() }
     }
 
     /// Returns the status of each server, those of the default store first.
@@ -135,7 +136,7 @@ impl RedisStore {
     pub fn status(&self) -> Vec<ShardStatus> {
         let mut all = self.topology.status();
         for (name, store) in self.named.iter() {
-            let named = |shard| ShardStatus { store: Some(name.clone()), ..shard };
+            let named = |shard| ShardStatus { store: Some(name.to_owned()), ..shard };
             all.extend(store.topology.status().into_iter().map(named));
         }
         all

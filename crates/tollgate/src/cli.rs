@@ -449,6 +449,9 @@ pub(crate) struct ValidateFlags {
     /// Validate for this profile.
     #[arg(long, value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,
+    /// Validate for a server with this configuration file: its stores, its cells, and what it knows of callers.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) format: FormatFlags,
 }

@@ -40,13 +40,13 @@ impl ApiKeyReader {
         self.bearer
     }
 
-    /// Returns the caller's key. With `tokens`, a bearer value that looks like a JWT is not a key.
+    /// Returns the caller's key as it was sent. With `tokens`, a bearer value that looks like a JWT is not a key.
     pub(super) fn read<'r>(
         &self,
         headers: &'r impl HeaderLookup,
         tokens: bool,
         unreadable: Unreadable,
-    ) -> Result<Option<Cow<'r, str>>, AmbiguousIdentity> {
+    ) -> Result<Option<&'r [u8]>, AmbiguousIdentity> {
         let refuse = |name: &HeaderName| match unreadable {
             Unreadable::Refuse => Err(AmbiguousIdentity::Unreadable(name.clone())),
             Unreadable::Anonymous => Ok(()),
@@ -76,10 +76,15 @@ impl ApiKeyReader {
                     .map_err(|_| AmbiguousIdentity::Keys(self.header.clone().unwrap_or(AUTHORIZATION)))?;
             }
         }
-        Ok(key.map(|key| match std::str::from_utf8(key) {
-            Ok(text) if text.len() <= MAX_KEY => Cow::Borrowed(text),
-            _ => Cow::Owned(hashed(key)),
-        }))
+        Ok(key)
+    }
+}
+
+/// Returns a key as the attribute has it.
+pub(super) fn text(key: &[u8]) -> Cow<'_, str> {
+    match std::str::from_utf8(key) {
+        Ok(text) if text.len() <= MAX_KEY => Cow::Borrowed(text),
+        _ => Cow::Owned(hashed(key)),
     }
 }
 

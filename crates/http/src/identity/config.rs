@@ -4,9 +4,11 @@ use http::HeaderName;
 use ipnet::IpNet;
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use tollgate_rules::{Domain, GLOBAL, Rule};
+use std::sync::Arc;
+use tollgate_rules::{CALLER_KEY, Domain, GLOBAL, Rule};
 
 const MIN_SECRET: usize = 16;
 
@@ -71,7 +73,14 @@ impl IdentityConfig {
     /// Resolves relative paths against `folder`, the folder of the configuration file.
     pub fn resolve(&mut self, folder: &Path) {
         let jwks = self.jwt.as_mut().and_then(|jwt| jwt.jwks.as_mut());
-        for path in jwks.into_iter().chain(self.api_key.secret_file.as_mut()) {
+        let known = self.api_key.known.iter_mut().flat_map(|known| {
+            known
+                .formats
+                .iter_mut()
+                .filter_map(|format| format.secret_file.as_mut())
+                .chain(known.file.as_mut())
+        });
+        for path in jwks.into_iter().chain(self.api_key.secret_file.as_mut()).chain(known) {
             *path = folder.join(&*path);
         }
     }
@@ -94,6 +103,15 @@ impl IdentityConfig {
             )
         };
         unknown.map(warning).collect()
+    }
+
+    /// Returns the attributes whose values any client can invent: API keys if any of them counts, and those of headers
+    /// that are read from anyone.
+    #[must_use]
+    pub fn unverified(&self) -> Vec<String> {
+        let ApiKeyConfig { header, bearer, known, unknown, .. } = &self.api_key;
+        let is_key = (header.is_some() || *bearer) && known.is_none() && unknown.is_none();
+        is_key.then(|| CALLER_KEY.to_owned()).into_iter().chain(self.headers.keys().cloned()).collect()
     }
 }
 
@@ -210,7 +228,99 @@ pub struct ApiKeyConfig {
     /// A file with a secret of at least 16 bytes, the same on every node. The store hashes keys with it, so that the
     /// hashes cannot be attacked by guessing keys.
     pub secret_file: Option<PathBuf>,
+    /// Which keys are known; any if it is missing.
+    pub known: Option<KnownKeysConfig>,
+    /// What a request with an unknown key counts as.
+    pub unknown: Option<UnknownKeys>,
+    /// The keys that have a quota, for `known: {quotas: true}`; set by the program that has a control plane.
+    #[serde(skip)]
+    pub quota_keys: Option<QuotaKeys>,
 }
+
+/// Which API keys are known: those of which one of these is true.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct KnownKeysConfig {
+    /// They have one of these formats.
+    pub formats: Vec<KeyFormatConfig>,
+    /// They are in this file: a key, or its hash as `sha256:…`, on each line.
+    pub file: Option<PathBuf>,
+    /// They have a quota in the control plane.
+    pub quotas: bool,
+    /// A trusted peer sends them, because it has verified them.
+    pub verified_by_proxy: bool,
+}
+
+/// A format of keys: a prefix, anything, and the checksum of both.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeyFormatConfig {
+    /// What keys begin with.
+    pub prefix: String,
+    /// How the digits at their end are computed from everything before.
+    pub checksum: ChecksumKind,
+    /// The file with the secret of an HMAC, at least 16 bytes.
+    pub secret_file: Option<PathBuf>,
+    /// Number of hexadecimal digits of an HMAC; 16 by default.
+    pub digits: Option<usize>,
+}
+
+/// A checksum of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ChecksumKind {
+    /// Anybody can compute it: it finds typing errors and keys of other services, not forged ones.
+    Crc32,
+    /// Only who has the secret can compute it.
+    HmacSha256,
+}
+
+/// What a request with an unknown key counts as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnknownKeys {
+    /// A request without a key: its address identifies it.
+    #[default]
+    Address,
+    /// It is refused with 401.
+    Deny,
+    /// A request with a known key, as without `known`.
+    Key,
+}
+
+/// Returns whether a key has a quota; `None` while the quotas are not all known yet.
+type QuotaLookup = dyn Fn(&str) -> Option<bool> + Send + Sync;
+
+/// Looks up in memory whether an API key has a quota.
+#[derive(Clone)]
+pub struct QuotaKeys(Arc<QuotaLookup>);
+
+impl QuotaKeys {
+    /// Creates a lookup, which is called for requests and must not wait. It returns `None` while the quotas are not all
+    /// known: then every key counts, because otherwise a start would lock out the callers that have one.
+    #[must_use]
+    pub fn new(lookup: impl Fn(&str) -> Option<bool> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(lookup))
+    }
+
+    pub(super) fn contains(&self, key: &str) -> bool {
+        (self.0)(key).unwrap_or(true)
+    }
+}
+
+impl std::fmt::Debug for QuotaKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("QuotaKeys")
+    }
+}
+
+impl PartialEq for QuotaKeys {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for QuotaKeys {}
 
 impl ApiKeyConfig {
     /// Reads the secret from `secret_file`, for the store.
@@ -218,20 +328,20 @@ impl ApiKeyConfig {
     /// # Errors
     /// The file cannot be read, or its secret is too short.
     pub fn secret(&self) -> Result<Option<Vec<u8>>, IdentityConfigError> {
-        let Some(path) = &self.secret_file else { return Ok(None) };
-        let bytes = read_file(path)?;
-        let secret = bytes.trim_ascii();
-        if secret.len() < MIN_SECRET {
-            let wrong = format!("the secret is too short; use at least {MIN_SECRET} bytes");
-            return Err(IdentityConfigError::File { path: path.clone(), wrong });
-        }
-        Ok(Some(secret.to_vec()))
+        self.secret_file.as_deref().map(read_secret).transpose()
     }
 }
 
 impl Default for ApiKeyConfig {
     fn default() -> Self {
-        Self { header: Some("x-api-key".to_owned()), bearer: true, secret_file: None }
+        Self {
+            header: Some("x-api-key".to_owned()),
+            bearer: true,
+            secret_file: None,
+            known: None,
+            unknown: None,
+            quota_keys: None,
+        }
     }
 }
 
@@ -306,6 +416,9 @@ pub enum IdentityConfigError {
     /// Neither or both ways to verify tokens are set.
     #[error("`jwt` requires either `jwks: FILE` to verify tokens here, or `verified_by_proxy: true`")]
     Verification,
+    /// Settings of known keys that say too little or too much.
+    #[error("{0}")]
+    Known(String),
 }
 
 pub(super) fn header(name: &str) -> Result<HeaderName, IdentityConfigError> {
@@ -320,9 +433,34 @@ pub(super) fn check_attribute(name: &str) -> Result<(), IdentityConfigError> {
     if BUILT_IN.contains(&name) { Err(IdentityConfigError::Attribute(name.to_owned())) } else { Ok(()) }
 }
 
-pub(super) fn read_file(path: &Path) -> Result<Vec<u8>, IdentityConfigError> {
-    std::fs::read(path).map_err(|error| IdentityConfigError::File {
+/// Reads a file of at most `max` bytes. Only a regular one: reading a pipe may never end.
+pub(super) fn read_file(path: &Path, max: u64) -> Result<Vec<u8>, IdentityConfigError> {
+    let wrong = |wrong: String| IdentityConfigError::File { path: path.to_owned(), wrong };
+    let read = || {
+        let is_file = std::fs::metadata(path)?.is_file();
+        let mut bytes = Vec::new();
+        if is_file {
+            std::fs::File::open(path)?.take(max + 1).read_to_end(&mut bytes)?;
+        }
+        Ok((is_file, bytes))
+    };
+    match read().map_err(|error: std::io::Error| wrong(format!("cannot be read: {error}")))? {
+        (false, _) => Err(wrong("is not a file".to_owned())),
+        (true, bytes) if bytes.len() as u64 > max => Err(wrong(format!("is larger than {} MiB", max >> 20))),
+        (true, bytes) => Ok(bytes),
+    }
+}
+
+/// Reads a secret, without the white space around it.
+pub(super) fn read_secret(path: &Path) -> Result<Vec<u8>, IdentityConfigError> {
+    let bytes = std::fs::read(path).map_err(|error| IdentityConfigError::File {
         path: path.to_owned(),
         wrong: format!("cannot be read: {error}"),
-    })
+    })?;
+    let secret = bytes.trim_ascii();
+    if secret.len() < MIN_SECRET {
+        let wrong = format!("the secret is too short; use at least {MIN_SECRET} bytes");
+        return Err(IdentityConfigError::File { path: path.to_owned(), wrong });
+    }
+    Ok(secret.to_vec())
 }

@@ -11,6 +11,7 @@ use super::config::{self, IdentityConfig, IdentityConfigError, JwtConfig, Unread
 use super::credential::{self, Authorization};
 use super::jwks::JwkSet;
 use super::verified_cache::{Validity, Values, VerifiedJwts};
+use super::watched_file::{PartialFile, WatchedFile};
 use super::{AmbiguousIdentity, ResolvedCaller};
 use crate::headers::HeaderLookup;
 use crate::value;
@@ -21,16 +22,17 @@ use http::header::{AUTHORIZATION, HeaderName};
 use ring::digest;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::path::Path;
+use std::sync::Arc;
 use tollgate_core::Timestamp;
 
 /// Maximum length of a token in bytes; real tokens are shorter.
 const MAX_TOKEN: usize = 16 * 1024;
+/// Maximum size of a key file in bytes.
+const MAX_FILE: u64 = 1 << 20;
 
-/// Verifies tokens. Resolvers with the same settings share one verifier and its cache.
-pub struct JwtVerifier {
+/// Verifies tokens.
+pub(super) struct JwtVerifier {
     settings: JwtConfig,
     header: HeaderName,
     /// `None` if trusted peers verify the tokens.
@@ -41,9 +43,8 @@ pub struct JwtVerifier {
 
 /// The verification keys and their file.
 struct Verification {
-    path: PathBuf,
+    file: WatchedFile,
     generation: ArcSwap<KeyGeneration>,
-    stamp: Mutex<FileStamp>,
 }
 
 /// Keys, and the cache of tokens that they verified; both are replaced together.
@@ -52,29 +53,9 @@ struct KeyGeneration {
     verified: VerifiedJwts,
 }
 
-/// The size and modification time of a file.
-type FileStamp = Option<(u64, Option<SystemTime>)>;
-
-fn file_stamp(path: &Path) -> FileStamp {
-    let metadata = std::fs::metadata(path).ok()?;
-    Some((metadata.len(), metadata.modified().ok()))
-}
-
-impl Verification {
-    fn new(path: &Path) -> Result<Self, IdentityConfigError> {
-        // Taken before the file is read, so that no change in between is missed.
-        let stamp = Mutex::new(file_stamp(path));
-        Ok(Self {
-            path: path.to_owned(),
-            generation: ArcSwap::from_pointee(KeyGeneration::read(path)?),
-            stamp,
-        })
-    }
-}
-
 impl KeyGeneration {
     fn read(path: &Path) -> Result<Self, IdentityConfigError> {
-        let keys = JwkSet::parse(&config::read_file(path)?);
+        let keys = JwkSet::parse(&config::read_file(path, MAX_FILE)?);
         let keys = keys.map_err(|wrong| IdentityConfigError::File { path: path.to_owned(), wrong })?;
         Ok(Self { keys, verified: VerifiedJwts::default() })
     }
@@ -103,13 +84,13 @@ impl JwtVerifier {
     }
 
     /// Creates a verifier and reads its key file; `None` if `settings` has no `jwt` section.
-    ///
-    /// # Errors
-    /// Invalid settings, or an invalid key file.
-    pub fn new(settings: &IdentityConfig) -> Result<Option<Arc<Self>>, IdentityConfigError> {
+    pub(super) fn new(settings: &IdentityConfig) -> Result<Option<Self>, IdentityConfigError> {
         let Some(settings) = &settings.jwt else { return Ok(None) };
         let verification = match (&settings.jwks, settings.verified_by_proxy) {
-            (Some(path), false) => Some(Verification::new(path)?),
+            (Some(path), false) => {
+                let file = WatchedFile::new(path, PartialFile::Invalid);
+                Some(Verification { file, generation: ArcSwap::from_pointee(KeyGeneration::read(path)?) })
+            }
             (None, true) => None,
             _ => return Err(IdentityConfigError::Verification),
         };
@@ -119,29 +100,19 @@ impl JwtVerifier {
             claims.push((attribute.clone(), claim.clone()));
         }
         let header = config::header(&settings.header)?;
-        Ok(Some(Arc::new(Self { settings: settings.clone(), header, verification, claims })))
+        Ok(Some(Self { settings: settings.clone(), header, verification, claims }))
     }
 
-    /// Returns whether the verifier was created from these JWT settings.
-    #[must_use]
-    pub fn matches_config(&self, settings: &IdentityConfig) -> bool {
-        settings.jwt.as_ref() == Some(&self.settings)
+    pub(super) const fn settings(&self) -> &JwtConfig {
+        &self.settings
     }
 
-    /// Reloads the key file if it has changed; returns whether new keys are active. Called about once a second.
-    ///
-    /// # Errors
-    /// The error of a changed file, once per change; the previous keys stay active.
-    pub fn reload_if_changed(&self) -> Result<bool, IdentityConfigError> {
-        let Some(verification) = &self.verification else { return Ok(false) };
-        let now = file_stamp(&verification.path);
-        let mut stamp = verification.stamp.lock().unwrap_or_else(PoisonError::into_inner);
-        if *stamp == now {
-            return Ok(false);
-        }
-        *stamp = now;
-        verification.generation.store(Arc::new(KeyGeneration::read(&verification.path)?));
-        Ok(true)
+    /// Reads the key file if it has changed; returns whether it has, and what is wrong with it.
+    pub(super) fn reload(&self) -> Option<(bool, Option<String>)> {
+        let Verification { file, generation } = self.verification.as_ref()?;
+        let has_changed =
+            file.poll(|path| KeyGeneration::read(path).map(|keys| generation.store(Arc::new(keys))));
+        Some((has_changed, file.error()))
     }
 
     /// Adds the attributes of the request's token. `has_bearer_keys` says that a bearer value may be an API key.

@@ -7,7 +7,9 @@
 //! | `api_key` | the API key; two different keys are rejected |
 //! | `credential` | the one spelling of a key or token that all servers read alike |
 //! | `claims` | headers in which a client claims another address, path or method |
+//! | `known_keys` | which API keys are known; others are made up |
 //! | `jwt` | the user from a JSON Web Token; `jwks` has the keys, `verified_cache` the verified tokens |
+//! | `verifier` | both together, for resolvers that share them; `watched_file` finds changes of their files |
 //! | `endpoints` | the endpoint as a template: `/users/1` and `/users/2` are the same |
 //! | `domain_endpoints` | the same for programs that embed the limiter |
 //! | `path`, `host` | the canonical form of a path or a host, or a refusal |
@@ -44,21 +46,25 @@ mod endpoints;
 mod host;
 mod jwks;
 mod jwt;
+mod known_keys;
 mod path;
 mod secret_leak;
 mod verified_cache;
+mod verifier;
+mod watched_file;
 
 pub use address::is_forwarded;
 pub use claims::{Claim, claim};
 pub use config::{
-    ApiKeyConfig, ForwardedBy, IdentityConfig, IdentityConfigError, JwtConfig, Network, OriginalRequest,
-    Overrides, PathCase, PathEscapes, Unmatched, Unreadable,
+    ApiKeyConfig, ChecksumKind, ForwardedBy, IdentityConfig, IdentityConfigError, JwtConfig, KeyFormatConfig,
+    KnownKeysConfig, Network, OriginalRequest, Overrides, PathCase, PathEscapes, QuotaKeys, UnknownKeys,
+    Unmatched, Unreadable,
 };
 pub use domain_endpoints::{DomainEndpoints, EndpointTarget};
 pub use endpoints::{EndpointMatcher, EndpointSettings};
 pub use host::canonical_host;
-pub use jwt::JwtVerifier;
 pub use path::{PathError, PathRules};
+pub use verifier::CredentialVerifier;
 
 use crate::h1::head;
 use crate::headers::HeaderLookup;
@@ -67,12 +73,16 @@ use address::Address;
 use api_key::ApiKeyReader;
 use http::header::{HOST, HeaderMap, HeaderName};
 use http::{Method, StatusCode, Uri};
+use jwt::JwtVerifier;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 use tollgate_core::{Timestamp, secret_prefix};
 use tollgate_rules::{CALLER_KEY, may_be_secret};
+
+/// The attribute that names what a request claims and is not known to be true.
+const UNVERIFIED: &str = "unverified";
 
 /// The head of a request, and the peer that sent it.
 #[derive(Clone, Copy, Debug)]
@@ -103,7 +113,8 @@ impl<'r> RequestView<'r> {
 pub struct IdentityResolver {
     address: Address,
     key: ApiKeyReader,
-    jwt: Option<Arc<JwtVerifier>>,
+    verifier: Arc<CredentialVerifier>,
+    unknown: UnknownKeys,
     endpoints: EndpointMatcher,
     endpoint_settings: Arc<EndpointSettings>,
     paths: PathRules,
@@ -160,6 +171,9 @@ pub enum AmbiguousIdentity {
          semicolons and quotes"
     )]
     Unreadable(HeaderName),
+    /// An API key that is not known.
+    #[error("the API key is not known; send one that was issued")]
+    UnknownKey,
     /// A token that is not accepted.
     #[error("the token in `{0}` is not valid; get a new one")]
     Token(HeaderName),
@@ -172,11 +186,12 @@ pub enum AmbiguousIdentity {
 }
 
 impl AmbiguousIdentity {
-    /// Returns the status of the response: 401 for a credential that cannot be read, 400 for everything else.
+    /// Returns the status of the response: 401 for a credential that cannot be read or is not known,
+    /// 400 for everything else.
     #[must_use]
     pub const fn status(&self) -> StatusCode {
         match self {
-            Self::Unreadable(_) | Self::Token(_) => StatusCode::UNAUTHORIZED,
+            Self::Unreadable(_) | Self::UnknownKey | Self::Token(_) => StatusCode::UNAUTHORIZED,
             _ => StatusCode::BAD_REQUEST,
         }
     }
@@ -253,24 +268,24 @@ impl IdentityResolver {
         settings: &'e IdentityConfig,
         named: impl IntoIterator<Item = &'e str>,
     ) -> Result<Self, IdentityConfigError> {
-        Self::sharing(settings, named, JwtVerifier::new(settings)?)
+        Self::sharing(settings, named, CredentialVerifier::new(settings)?)
     }
 
     /// Like [`Self::with_endpoints`], with a verifier that other resolvers of the same settings share.
     pub fn sharing<'e>(
         settings: &IdentityConfig,
         named: impl IntoIterator<Item = &'e str>,
-        tokens: Option<Arc<JwtVerifier>>,
+        verifier: Arc<CredentialVerifier>,
     ) -> Result<Self, IdentityConfigError> {
         let endpoints = EndpointMatcher::new(&EndpointSettings::new(settings), named, &[], [])?;
-        Self::with_matcher(settings, endpoints, tokens)
+        Self::with_matcher(settings, endpoints, verifier)
     }
 
     /// Creates a resolver with a matcher of endpoints.
     pub fn with_matcher(
         settings: &IdentityConfig,
         endpoints: EndpointMatcher,
-        tokens: Option<Arc<JwtVerifier>>,
+        verifier: Arc<CredentialVerifier>,
     ) -> Result<Self, IdentityConfigError> {
         let mapped = |map: &std::collections::BTreeMap<String, String>, only_trusted| {
             let each = map.iter().map(move |(attribute, header)| {
@@ -288,7 +303,8 @@ impl IdentityResolver {
         Ok(Self {
             address: Address::new(settings)?,
             key: ApiKeyReader::new(&settings.api_key)?,
-            jwt: tokens,
+            verifier,
+            unknown: settings.api_key.unknown.unwrap_or_default(),
             endpoints,
             endpoint_settings: Arc::new(EndpointSettings::new(settings)),
             paths: PathRules::new(settings),
@@ -297,6 +313,15 @@ impl IdentityResolver {
             original: settings.original,
             headers,
         })
+    }
+
+    /// Reads the files of keys again that have changed; returns whether any has. For programs without a server: call it
+    /// about twice a second.
+    ///
+    /// # Errors
+    /// The error of a changed file, once per change; its previous content stays active.
+    pub fn reload_if_changed(&self) -> Result<bool, String> {
+        self.verifier.reload_if_changed()
     }
 
     /// Returns what the endpoint of a request depends on, for [`DomainEndpoints`].
@@ -424,7 +449,8 @@ impl IdentityResolver {
                 .map(|byte| if byte.is_ascii_alphanumeric() { byte.to_ascii_lowercase() } else { b'-' })
                 .collect();
             let is_named = |known: &HeaderName| known.as_str().as_bytes() == &plain[..];
-            let names = self.key.header().into_iter().chain(self.jwt.as_ref().map(|jwt| jwt.header()));
+            let names =
+                self.key.header().into_iter().chain(self.verifier.jwt.as_ref().map(JwtVerifier::header));
             let mut names = names.chain(self.headers.iter().map(|mapped| &mapped.header));
             let is_alias = claim(&plain).is_some() || plain[..] == *b"authorization" || names.any(is_named);
             if is_alias && let Ok(name) = HeaderName::from_bytes(name) {
@@ -486,12 +512,19 @@ impl IdentityResolver {
         if let Some(host) = target.host {
             caller.add("host", canonical_host(host));
         }
-        if let Some(tokens) = &self.jwt {
+        let CredentialVerifier { jwt, keys } = &*self.verifier;
+        if let Some(tokens) = jwt {
             tokens.read(request.headers, now, (self.unreadable, self.key.reads_bearer()), &mut caller)?;
         }
-        if let Some(key) = self.key.read(request.headers, self.jwt.is_some(), self.unreadable)? {
-            // Already bounded, and no other attribute can have this name.
-            caller.pairs.push((CALLER_KEY, key));
+        if let Some(value) = self.key.read(request.headers, jwt.is_some(), self.unreadable)? {
+            let key = api_key::text(value);
+            let is_known = keys.as_ref().is_none_or(|keys| keys.knows(value, &key, is_trusted));
+            match self.unknown {
+                UnknownKeys::Deny if !is_known => return Err(AmbiguousIdentity::UnknownKey),
+                UnknownKeys::Address if !is_known => caller.add(UNVERIFIED, CALLER_KEY),
+                // Already bounded, and no other attribute can have this name.
+                _ => caller.pairs.push((CALLER_KEY, key)),
+            }
         }
         for mapped in self.headers.iter().filter(|mapped| is_trusted || !mapped.only_trusted) {
             if let Some(value) = one_value(request.headers, &mapped.header)? {

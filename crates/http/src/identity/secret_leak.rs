@@ -3,6 +3,7 @@
 
 use super::IdentityResolver;
 use super::credential::Authorization;
+use super::jwt::JwtVerifier;
 use crate::headers::HeaderLookup;
 use http::header::AUTHORIZATION;
 use std::borrow::Cow;
@@ -17,7 +18,7 @@ impl IdentityResolver {
     /// Returns whether a path contains the request's own key, token or another possible secret, percent-encoded or not.
     #[must_use]
     pub fn contains_secret(&self, headers: &impl HeaderLookup, path: &str) -> bool {
-        let known = [self.key.header(), self.jwt.as_ref().map(|tokens| tokens.header())];
+        let known = [self.key.header(), self.verifier.jwt.as_ref().map(JwtVerifier::header)];
         let mapped = self.headers.iter().filter(|mapped| may_be_secret(&mapped.attribute));
         let named = known.into_iter().flatten().chain(mapped.map(|mapped| &mapped.header));
         let values = named.flat_map(|name| headers.all(name)).map(<[u8]>::trim_ascii);

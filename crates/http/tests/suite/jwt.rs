@@ -7,8 +7,8 @@ use serde_json::Value;
 use std::path::PathBuf;
 use tollgate_core::Timestamp;
 use tollgate_http::identity::{
-    AmbiguousIdentity, ApiKeyConfig, IdentityConfig, IdentityResolver, JwtConfig, JwtVerifier, RequestView,
-    Unreadable,
+    AmbiguousIdentity, ApiKeyConfig, CredentialVerifier, IdentityConfig, IdentityResolver, JwtConfig,
+    RequestView, Unreadable,
 };
 
 /// Within the validity period of the tokens.
@@ -93,7 +93,7 @@ fn a_token_that_is_not_accepted_is_refused_or_anonymous() {
             ..IdentityConfig::default()
         };
         assert_eq!(ask(&refusing), Err(401), "{value}");
-        let without_keys = ApiKeyConfig { header: None, bearer: false, secret_file: None };
+        let without_keys = ApiKeyConfig { header: None, bearer: false, ..ApiKeyConfig::default() };
         assert_eq!(ask(&IdentityConfig { api_key: without_keys, ..refusing.clone() }), Err(401), "{value}");
         let anonymous = IdentityConfig { unreadable: Unreadable::Anonymous, ..refusing };
         assert_eq!(ask(&anonymous), Ok([None, None]), "{value}");
@@ -247,9 +247,8 @@ fn removed_keys_no_longer_verify_tokens() {
         jwt: Some(JwtConfig { jwks: Some(path.clone()), ..jwt("{}") }),
         ..IdentityConfig::default()
     };
-    let tokens = JwtVerifier::new(&settings).expect("settings").expect("tokens");
-    let both =
-        [(); 2].map(|()| IdentityResolver::sharing(&settings, [], Some(tokens.clone())).expect("settings"));
+    let tokens = CredentialVerifier::new(&settings).expect("settings");
+    let both = [(); 2].map(|()| IdentityResolver::sharing(&settings, [], tokens.clone()).expect("settings"));
     let accepted = |algorithm: &str| {
         let each =
             both.each_ref().map(|resolver| user(resolver, "192.0.2.1", &token(algorithm), NOW)[0].is_some());

@@ -2,6 +2,7 @@
 
 mod identity;
 mod jwt;
+mod known_keys;
 mod properties;
 mod proxy_protocol;
 mod responses;

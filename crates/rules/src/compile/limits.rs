@@ -25,7 +25,13 @@ impl UsedOptions {
 }
 
 impl Compiler<'_, '_> {
-    pub(super) fn limit_sets(&mut self, draft: &RuleDraft, scope: &ScopePath) -> LimitSets {
+    /// Returns the limits of a rule and of its tiers; `of_tiers` has the paths of tiers whose counters another store keeps.
+    pub(super) fn limit_sets(
+        &mut self,
+        draft: &RuleDraft,
+        scope: &ScopePath,
+        of_tiers: &[(&str, ScopePath)],
+    ) -> LimitSets {
         let mut used = UsedOptions::default();
         if let Some(action) = draft.action.filter(|action| action.value == Action::Delay) {
             self.reject_under_envoy(action.at, "`action: delay`");
@@ -63,11 +69,13 @@ impl Compiler<'_, '_> {
             common.extend(self.limit(draft, limit, Role::Candidate, scope, &mut used));
         }
         common.extend(self.concurrency(draft, live, scope));
+        let path_of =
+            |tier: &str| of_tiers.iter().find(|(name, _)| *name == tier).map_or(scope, |(_, path)| path);
         let mut set =
-            |compiler: &mut Self, limits: &[LimitDraft], unlimited: bool, places: &mut Vec<Position>| {
+            |compiler: &mut Self, limits: &[LimitDraft], unlimited: bool, path: &ScopePath, places: &mut Vec<Position>| {
                 let mut set = Vec::with_capacity(limits.len());
                 for limit in limits {
-                    if let Some(compiled) = compiler.limit(draft, limit, live, scope, &mut used) {
+                    if let Some(compiled) = compiler.limit(draft, limit, live, path, &mut used) {
                         compiler.reject_duplicates(&set, &compiled, limit.at);
                         set.push(compiled);
                         places.push(limit.at);
@@ -76,14 +84,16 @@ impl Compiler<'_, '_> {
                 LimitSet { limits: set, unlimited }
             };
         let mut places = Vec::new();
-        let mut limits = set(self, default, draft.unlimited, &mut places);
+        let mut limits = set(self, default, draft.unlimited, scope, &mut places);
         if let Some(place) = self.locations.last_mut() {
             place.limits = places;
         }
         let mut tiers: Vec<(String, LimitSet)> = draft
             .tiers
             .iter()
-            .map(|(name, limits)| (name.clone(), set(self, limits, limits.is_empty(), &mut Vec::new())))
+            .map(|(name, limits)| {
+                (name.clone(), set(self, limits, limits.is_empty(), path_of(name), &mut Vec::new()))
+            })
             .collect();
         tiers.sort_by(|(a, _), (b, _)| a.cmp(b));
         let protects = draft.class.unwrap_or(self.class) != Class::Comfort;
@@ -94,8 +104,12 @@ impl Compiler<'_, '_> {
             }
             self.report_unnamed(draft.at, &limits, &unnamed_tiers);
         }
-        for set in std::iter::once(&mut limits).chain(tiers.iter_mut().map(|(_, set)| set)) {
-            set.limits.extend(common.iter().cloned());
+        let of_tiers = tiers.iter_mut().map(|(name, set)| (path_of(name), set));
+        for (path, set) in std::iter::once((scope, &mut limits)).chain(of_tiers) {
+            set.limits.extend(common.iter().cloned().map(|mut limit| {
+                limit.scope = scope.moved(limit.scope, path);
+                limit
+            }));
         }
         let candidates: Vec<&RuleLimit> =
             common.iter().filter(|limit| limit.role == Role::Candidate).collect();

@@ -225,6 +225,7 @@ impl Compiler<'_, '_> {
             action: Action::Reject,
             mode,
             store: self.store.clone(),
+            tier_stores: Vec::new(),
             region: None,
             homes: None,
             has_empty_part: false,

@@ -5,7 +5,7 @@ use super::Compiler;
 use crate::draft::RuleDraft;
 use crate::reader::{Reader, Spanned};
 use crate::ruleset::Options;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use tollgate_core::{Mode, Period, TimeDelta};
 
 /// The name that rules use for the store without a name.
@@ -24,6 +24,45 @@ pub fn is_store_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && name.chars().all(is_plain)
 }
 
+/// The names of a server's stores, but for the default one. Clones share them: rules may name a store that was added while
+/// the server runs.
+#[derive(Clone, Debug, Default)]
+pub struct StoreNames(Arc<RwLock<Vec<String>>>);
+
+impl StoreNames {
+    /// Returns the names, in the order in which they were added.
+    #[must_use]
+    pub fn list(&self) -> Vec<String> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns whether rules and quotas may name this store: one of these, or the default store.
+    #[must_use]
+    pub fn contains(&self, name: &str) -> bool {
+        name == DEFAULT
+            || self.0.read().unwrap_or_else(PoisonError::into_inner).iter().any(|known| known == name)
+    }
+
+    /// Adds a name.
+    pub fn add(&self, name: String) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).push(name);
+    }
+}
+
+impl FromIterator<String> for StoreNames {
+    fn from_iter<I: IntoIterator<Item = String>>(names: I) -> Self {
+        Self(Arc::new(RwLock::new(names.into_iter().collect())))
+    }
+}
+
+impl PartialEq for StoreNames {
+    fn eq(&self, other: &Self) -> bool {
+        self.list() == other.list()
+    }
+}
+
+impl Eq for StoreNames {}
+
 /// The name is not that of a configured store, and has been reported.
 pub(super) struct UnknownStore;
 
@@ -38,9 +77,10 @@ pub(super) fn resolve(
         return Ok(None);
     }
     let Some(known) = &options.stores else { return Ok(Some(name.into())) };
-    if known.iter().any(|known| known == name) {
+    if known.contains(name) {
         return Ok(Some(name.into()));
     }
+    let known = known.list();
     if known.is_empty() {
         reader.error_help(
             given.at,
@@ -63,6 +103,28 @@ fn is_per_second(draft: &RuleDraft) -> bool {
 }
 
 impl Compiler<'_, '_> {
+    /// Returns the stores of the tiers that name one.
+    pub(super) fn tier_stores_of(&mut self, draft: &RuleDraft) -> Vec<(String, Option<Arc<str>>)> {
+        let is_local = draft.mode.is_some_and(|mode| mode.value == Mode::Local);
+        let mut stores = Vec::new();
+        for (tier, given) in &draft.tier_stores {
+            if is_local && given.value != DEFAULT {
+                self.local_store(given);
+            } else if let Ok(store) = resolve(self.reader, given, self.options) {
+                stores.push((tier.clone(), store));
+            }
+        }
+        stores
+    }
+
+    fn local_store(&mut self, given: &Spanned<String>) {
+        self.reader.error_help(
+            given.at,
+            "`store` with `mode: local`: each node counts in its own memory",
+            "keep one of them",
+        );
+    }
+
     /// Returns the store of a rule's counters; `None` for the default store.
     pub(super) fn store_of(&mut self, draft: &RuleDraft) -> Option<Arc<str>> {
         let is_local = draft.mode.is_some_and(|mode| mode.value == Mode::Local);
@@ -75,11 +137,7 @@ impl Compiler<'_, '_> {
             return None;
         }
         let resolved = if is_local && given.value != DEFAULT {
-            self.reader.error_help(
-                given.at,
-                "`store` with `mode: local`: each node counts in its own memory",
-                "keep one of them",
-            );
+            self.local_store(given);
             Err(UnknownStore)
         } else {
             resolve(self.reader, given, self.options)

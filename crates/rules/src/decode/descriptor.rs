@@ -89,7 +89,7 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
             "slots" => draft.shape.slots = reader.count(node, "slots", u64::from(u32::MAX)),
             "jitter" => draft.shape.jitter = reader.boolean(node, "jitter"),
             "refill_interval" => draft.shape.refill_interval = reader.duration(node, "refill_interval"),
-            "tiers" => draft.tiers = tiers(reader, node),
+            "tiers" => tiers(reader, node, &mut draft),
             "concurrency" => draft.concurrency = concurrency(reader, node),
             "class" => draft.class = class(reader, node),
             "on_error" => draft.on_error = on_error(reader, node),
@@ -149,13 +149,44 @@ pub(super) fn read(reader: &mut Reader<'_>, node: &YamlNode<'_>, depth: usize) -
     Some(draft)
 }
 
-fn tiers(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Vec<(String, Vec<crate::draft::LimitDraft>)> {
-    let Some(pairs) = reader.mapping(node, "tiers", "{free: 100/minute, pro: 1000/minute}") else {
-        return Vec::new();
-    };
-    pairs
-        .map(|(key, value)| (scalar(key).to_owned(), limit::list_or_unlimited(reader, value, scalar(key))))
-        .collect()
+fn tiers(reader: &mut Reader<'_>, node: &YamlNode<'_>, draft: &mut RuleDraft) {
+    let Some(pairs) = reader.mapping(node, "tiers", "{free: 100/minute, pro: 1000/minute}") else { return };
+    for (key, value) in pairs {
+        let name = scalar(key).to_owned();
+        let limits = match tier_settings(reader, value, &name) {
+            None => limit::list_or_unlimited(reader, value, &name),
+            Some((limits, store)) => {
+                draft.tier_stores.extend(store.map(|store| (name.clone(), store)));
+                limits
+            }
+        };
+        draft.tiers.push((name, limits));
+    }
+}
+
+/// Decodes a tier that says more than its limits: `{limit: 1000/minute, store: eu}`; `None` if it is a limit.
+fn tier_settings(
+    reader: &mut Reader<'_>,
+    node: &YamlNode<'_>,
+    name: &str,
+) -> Option<(Vec<crate::draft::LimitDraft>, Option<Spanned<String>>)> {
+    let YamlValue::Mapping(pairs) = &node.value else { return None };
+    if !pairs.iter().any(|(key, _)| matches!(scalar(key), "limit" | "store")) {
+        return None;
+    }
+    let (mut limits, mut store) = (None, None);
+    for (key, node) in reader.mapping(node, name, "{limit: 1000/minute, store: eu}")? {
+        match scalar(key) {
+            "limit" => limits = Some(limit::list_or_unlimited(reader, node, "limit")),
+            "store" => store = super::store(reader, node),
+            _ => reader.unknown_key(key, "a tier", &["limit", "store"]),
+        }
+    }
+    if limits.is_none() {
+        let help = format!("write `{name}: {{limit: 1000/minute, store: …}}`");
+        reader.error_help(node.at, format!("the tier `{name}` has no `limit`"), help);
+    }
+    Some((limits.unwrap_or_default(), store))
 }
 
 fn concurrency(reader: &mut Reader<'_>, node: &YamlNode<'_>) -> Option<Spanned<ConcurrencyDraft>> {

@@ -337,3 +337,57 @@ fn a_fraction_as_a_soft_limit_is_explained() {
         assert!(errors.contains(help), "{soft}: {errors}");
     }
 }
+
+/// Callers without a key have a limit; whoever invents a key has another one, for each key that it invents.
+#[test]
+fn limits_that_an_invented_value_passes_are_named() {
+    let replaced = "domain: d
+descriptors:
+  - {key: remote_address, name: anonymous, limit: 60/hour}
+  - {key: api_key, limit: 5000/hour, replaces: [{name: anonymous}]}
+";
+    let networks = replaced.replace("remote_address,", "remote_address/24/64,");
+    let nested = "domain: d
+descriptors:
+  - {key: remote_address, name: anonymous, limit: 60/hour}
+  - {key: api_key, descriptors: [{key: endpoint, limit: 50/hour, replaces: [{name: anonymous}]}]}
+";
+    let quota = "domain: d
+descriptors:
+  - {key: remote_address, limit: 60/hour, quota_mode: true}
+  - {key: api_key, limit: 5000/hour, quota_mode: true}
+";
+    let options = |names: &[&str]| Options {
+        unverified: Some(names.iter().map(|name| (*name).to_owned()).collect()),
+        ..Options::default()
+    };
+    for (text, place) in [(replaced, "4:5"), (&networks, "4:5"), (nested, "4:34"), (quota, "4:5")] {
+        let found = warnings_with(text, &options(&["api_key"]));
+        assert!(found[0].starts_with(&format!("{place} a request with an invented `api_key`")), "{found:?}");
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(warnings_with(text, &options(&[])), [""; 0], "the keys are known");
+        let alone = Ruleset::load(&[Source::new("t.yaml", text)], &Options::default()).expect("rules");
+        let noted = alone.notes().iter().filter(|note| note.message.contains("invented `api_key`")).count();
+        assert_eq!((alone.warnings().len(), noted), (0, 1), "{:?}", alone.notes());
+    }
+    let tenant = replaced.replace("api_key", "tenant");
+    assert!(warnings_with(&tenant, &options(&["tenant"]))[0].contains("invented `tenant`"));
+    assert_eq!(warnings_with(&tenant, &options(&["api_key"])), [""; 0], "a proxy sets it");
+    let one_key = replaced.replace("key: api_key,", "key: api_key, value: k1, name: one,");
+    assert_eq!(warnings_with(&one_key, &options(&["api_key"])), [""; 0], "it must be guessed");
+    let one_tenant = tenant.replace("key: tenant,", "key: tenant, value: acme,");
+    assert_eq!(warnings_with(&one_tenant, &options(&["tenant"])).len(), 1, "it can be guessed");
+    // Both limits apply, so an invented key gains nothing.
+    let both = "domain: d
+descriptors:
+  - {key: remote_address, limit: 60/hour}
+  - {key: api_key, limit: 5000/hour}
+";
+    assert_eq!(warnings_with(both, &options(&["api_key"])), [""; 0]);
+    let tiers = "domain: d
+descriptors:
+  - {key: remote_address, limit: 60/hour, tiers: {pro: 600/hour}}
+";
+    assert!(warnings_with(tiers, &options(&["tier"]))[0].contains("any client chooses its tier"));
+    assert_eq!(warnings_with(tiers, &options(&["api_key"])), [""; 0]);
+}

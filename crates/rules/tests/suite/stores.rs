@@ -96,6 +96,113 @@ descriptors:
     assert_eq!(domain.plan_descriptors(&descriptors, Cost::ONE).limits[0].limit.scope.store(), Some("main"));
 }
 
+/// Without it an enterprise customer's counters cannot lie apart unless its tenants have rules of their own.
+#[test]
+fn a_tier_has_its_own_store_else_its_rules() {
+    let text = "
+domain: d
+store: main
+descriptors:
+  - key: api_key
+    limit: 5/minute
+    tiers:
+      pro: {limit: [50/minute, 900/hour], store: acme}
+      small: 9/minute
+      old: {limit: {count: 7, period: minute}, store: default}
+      free: {count: 3, period: minute}
+    candidate: 4/minute
+    concurrency: 2
+";
+    let set = load(text, Some(&["main", "acme"])).expect("valid");
+    let stores = |tier: &str| -> Vec<(Option<String>, String)> {
+        let mut all = charged(&set, &[("api_key", "k"), ("tier", tier)]);
+        all.sort();
+        all
+    };
+    let label = |store: &str, rest: &str| {
+        let prefix = if store.is_empty() { String::new() } else { format!("%@{store}|") };
+        (
+            Some(store).filter(|store| !store.is_empty()).map(str::to_owned),
+            format!("{prefix}d|api_key|{rest}"),
+        )
+    };
+    let all = |store: &str, rates: &[&str]| -> Vec<(Option<String>, String)> {
+        let more = ["candidate:gcra|1m", "concurrency|held"];
+        let mut all: Vec<_> = rates.iter().chain(&more).map(|rest| label(store, rest)).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(
+        stores("pro"),
+        all("acme", &["gcra|1m", "gcra|1h"]),
+        "all of the tier's limits are in one store"
+    );
+    assert_eq!(stores("old"), all("", &["gcra|1m"]));
+    for tier in ["small", "free", "unknown"] {
+        assert_eq!(stores(tier), all("main", &["gcra|1m"]), "{tier}");
+    }
+    // The counter is that of a rule in the same store, whichever way it got there.
+    let rule = "{domain: d, store: acme, descriptors: [{key: api_key, limit: 5/minute}]}";
+    let of_rule = load(rule, None).expect("valid");
+    let scope = &of_rule.rules()[0].limits.limits[0].scope;
+    assert_eq!(set.rules()[0].limits_for(Some("pro"))[0].scope, *scope);
+
+    // An override stays in the store of the quota's tier.
+    let wanted = |period: &str| Override {
+        descriptor: "default".into(),
+        count: 7,
+        period: period.into(),
+        burst: None,
+    };
+    for (tier, period, store) in [
+        ("pro", "minute", "acme"),
+        ("pro", "day", "acme"),
+        ("small", "minute", "main"),
+        ("small", "day", "main"),
+    ] {
+        let (overrides, errors) = set.compile_overrides("api_key", Some(tier), &[wanted(period)]);
+        assert_eq!(errors, []);
+        let quotas = [std::sync::Arc::new(overrides)];
+        let mut plan = Plan { quotas: &quotas, ..Plan::default() };
+        set.domain("d").expect("a domain").plan_into(&[("api_key", "k")], Cost::ONE, &mut plan);
+        assert!(plan.limits.iter().any(|matched| matched.limit.limit.rate().count == 7));
+        let stores = plan.limits.iter().map(|matched| matched.limit.scope.store());
+        assert!(
+            stores.clone().all(|found| found == Some(store)),
+            "{tier} {period}: {:?}",
+            stores.collect::<Vec<_>>()
+        );
+    }
+    let rule = &set.rules()[0];
+    let shown = ("tiers.store", "pro: acme, old: default".to_owned());
+    assert!(rule.settings().contains(&shown), "{:?}", rule.settings());
+    for (tiers, wrong) in [
+        ("{pro: {limit: 5/minute, store: acne}}", "unknown store `acne`"),
+        ("{pro: {store: acme}}", "the tier `pro` has no `limit`"),
+        ("{pro: {limit: 5/minute, shop: acme}}", "unknown key `shop` in a tier"),
+        ("{pro: {limit: 5/minute, store: 'a|b'}}", "is no name of a store"),
+        ("{pro: {limit: 5/minute, store: acme}}, mode: local", "`store` with `mode: local`"),
+    ] {
+        let text = format!("{{domain: d, descriptors: [{{key: k, tiers: {tiers}}}]}}");
+        let errors = load(&text, Some(&["main", "acme"])).expect_err(tiers);
+        assert!(errors.len() == 1 && errors[0].contains(wrong), "{tiers}: {errors:?}");
+    }
+}
+
+/// Rules are read again when a store is added, and may name it then.
+#[test]
+fn names_that_are_added_are_known_everywhere() {
+    let names: tollgate_rules::StoreNames = ["eu".to_owned()].into_iter().collect();
+    let options = Options { stores: Some(names.clone()), ..Options::default() };
+    let copy = options.clone();
+    let text = "{domain: d, descriptors: [{key: k, store: us, limit: 5/minute}]}";
+    let load = |options: &Options| Ruleset::load(&[Source::new("t.yaml", text)], options).is_ok();
+    assert!(!load(&options) && !load(&copy));
+    names.add("us".to_owned());
+    assert!(load(&options) && load(&copy) && options == copy);
+    assert_eq!(names.list(), ["eu", "us"]);
+}
+
 #[test]
 fn names_that_are_not_configured_are_refused_with_their_place() {
     let rule = |text: &str| format!("domain: d\ndescriptors:\n- {{key: k, limit: 5/minute, {text}}}\n");

@@ -32,6 +32,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tollgate_core::{Clock, CounterStore, SystemClock};
 use tollgate_engine::Limiter;
+use tollgate_http::identity::QuotaKeys;
 use tollgate_rules::Ruleset;
 use tollgate_store::{LeasedStore, MemoryConfig, MemoryStore};
 
@@ -165,6 +166,14 @@ impl Follower {
         C: Clock + Clone + 'static,
     {
         self.replica.add_leases(limits.limiter());
+    }
+
+    /// Returns the lookup of API keys that have a quota, for [`ApiKeyConfig::quota_keys`](crate::ApiKeyConfig::quota_keys) of
+    /// a program that identifies its callers by `known: {quotas: true}`.
+    #[must_use]
+    pub fn quota_keys(&self) -> QuotaKeys {
+        let quotas = FollowedQuotas::new(Arc::clone(&self.replica), Arc::clone(&self.task));
+        QuotaKeys::new(move |key| Some(quotas.has_key(key)))
     }
 
     /// Returns what the follower knows, and how well it follows.

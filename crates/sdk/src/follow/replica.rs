@@ -226,7 +226,7 @@ fn compile(rules: &ReplicatedRules, own: &Options) -> Result<Ruleset, String> {
     Ruleset::load(&rules.sources(), &rules.options(own.clone())).map_err(|errors| errors.to_string())
 }
 
-/// The quotas for a limiter, which keeps the follower running.
+/// The quotas for a limiter or an identity resolver, which keeps the follower running.
 pub(super) struct FollowedQuotas {
     replica: Arc<Replica>,
     _task: Arc<FollowTask>,
@@ -235,6 +235,10 @@ pub(super) struct FollowedQuotas {
 impl FollowedQuotas {
     pub(super) fn new(replica: Arc<Replica>, task: Arc<FollowTask>) -> Self {
         Self { replica, _task: task }
+    }
+
+    pub(super) fn has_key(&self, api_key: &str) -> bool {
+        self.replica.quotas.load().has_key(api_key)
     }
 }
 

@@ -23,7 +23,7 @@ use tollgate_core::{CounterStore, TimeDelta, Timestamp, Verdict};
 use tollgate_engine::{Check, CheckInput, Decision, DelayQueue, TraceContext};
 use tollgate_http::h1::{HeadHeaders, RawResponse};
 use tollgate_http::headers::HeaderSink;
-use tollgate_http::identity::{IdentityConfig, IdentityConfigError, JwtVerifier, RequestView};
+use tollgate_http::identity::{CredentialVerifier, IdentityConfig, IdentityConfigError, RequestView};
 use tollgate_http::response::{DecisionSummary, Disposition};
 use tollgate_rules::Ruleset;
 
@@ -147,10 +147,10 @@ impl ForwardAuth {
         domain.filter(|_| is_used).map(|domain| identity.cost_warnings(domain, "/check")).unwrap_or_default()
     }
 
-    /// Returns the JWT verifier, for the task that reloads its keys.
+    /// Returns the verifier of credentials, for the task that reloads its keys.
     #[must_use]
-    pub fn tokens(&self) -> Option<Arc<JwtVerifier>> {
-        self.identities.tokens()
+    pub fn verifier(&self) -> Arc<CredentialVerifier> {
+        self.identities.verifier()
     }
 }
 

@@ -10,14 +10,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use tollgate_core::CounterStore;
 use tollgate_engine::Limiter;
-use tollgate_http::identity::{IdentityConfig, IdentityConfigError, IdentityResolver, JwtVerifier};
+use tollgate_http::identity::{CredentialVerifier, IdentityConfig, IdentityConfigError, IdentityResolver};
 use tollgate_rules::{Domain, Ruleset};
 
 /// Identity settings, and the resolvers that they give with the active rules.
 #[derive(Debug)]
 pub(crate) struct Identities {
     settings: IdentityConfig,
-    tokens: Option<Arc<JwtVerifier>>,
+    verifier: Arc<CredentialVerifier>,
     active: ArcSwapOption<DomainIdentities>,
 }
 
@@ -33,15 +33,26 @@ pub(crate) struct DomainIdentities {
 impl Identities {
     /// Validates the settings and reads the files that they name.
     pub(crate) fn new(settings: &IdentityConfig) -> Result<Self, IdentityConfigError> {
-        // Invalid settings are reported at startup, not at the first request.
-        let tokens = JwtVerifier::new(settings)?;
-        IdentityResolver::sharing(settings, [], tokens.clone())?;
-        Ok(Self { settings: settings.clone(), tokens, active: ArcSwapOption::empty() })
+        Self::sharing(settings, None)
     }
 
-    /// Returns the JWT verifier, for the task that reloads its keys.
-    pub(crate) fn tokens(&self) -> Option<Arc<JwtVerifier>> {
-        self.tokens.clone()
+    /// Like [`Self::new`], with a verifier that was created from the same settings, if it was.
+    pub(super) fn sharing(
+        settings: &IdentityConfig,
+        verifier: Option<&Arc<CredentialVerifier>>,
+    ) -> Result<Self, IdentityConfigError> {
+        let verifier = match verifier.filter(|verifier| verifier.matches_config(settings)) {
+            Some(verifier) => Arc::clone(verifier),
+            None => CredentialVerifier::new(settings)?,
+        };
+        // Invalid settings are reported at startup, not at the first request.
+        IdentityResolver::sharing(settings, [], Arc::clone(&verifier))?;
+        Ok(Self { settings: settings.clone(), verifier, active: ArcSwapOption::empty() })
+    }
+
+    /// Returns the verifier of credentials, for the task that reloads its keys.
+    pub(crate) fn verifier(&self) -> Arc<CredentialVerifier> {
+        Arc::clone(&self.verifier)
     }
 
     /// Returns the resolvers for the active rules.
@@ -76,7 +87,7 @@ impl Identities {
         domain: Option<&Domain>,
     ) -> Result<Arc<IdentityResolver>, IdentityConfigError> {
         let named = domain.into_iter().flat_map(Domain::endpoints);
-        IdentityResolver::sharing(&self.settings, named, self.tokens.clone()).map(Arc::new)
+        IdentityResolver::sharing(&self.settings, named, Arc::clone(&self.verifier)).map(Arc::new)
     }
 
     /// Returns the resolver of a domain.

@@ -13,8 +13,11 @@ use http::StatusCode;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
 use std::net::IpAddr;
+use std::sync::Arc;
 use tollgate_core::Timestamp;
-use tollgate_http::identity::{IdentityConfig, IdentityConfigError, IdentityResolver, RequestView};
+use tollgate_http::identity::{
+    CredentialVerifier, IdentityConfig, IdentityConfigError, IdentityResolver, RequestView,
+};
 use tollgate_rules::Domain;
 
 /// Maximum number of header fields.
@@ -46,12 +49,14 @@ pub struct IdentifiedCaller {
     pub attributes: Vec<(String, String)>,
 }
 
-/// Identifies the caller of a request head in JSON, as a check in `domain` with these settings would; to explain it.
+/// Identifies the caller of a request head in JSON, as a check in `domain` with these settings would; to explain it. The
+/// verifier of a running listener is used if there is one with these settings.
 ///
 /// # Errors
 /// A problem with the field, or with the settings.
 pub fn identify_head(
     settings: &IdentityConfig,
+    verifier: Option<&Arc<CredentialVerifier>>,
     domain: Option<&Domain>,
     head: &[u8],
     now: Timestamp,
@@ -60,7 +65,7 @@ pub fn identify_head(
     let invalid = |error: IdentityConfigError| {
         Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "Invalid settings", error.to_string())
     };
-    let resolver = Identities::new(settings).and_then(|identities| identities.build(domain));
+    let resolver = Identities::sharing(settings, verifier).and_then(|identities| identities.build(domain));
     head.caller(&*resolver.map_err(invalid)?, now)
 }
 

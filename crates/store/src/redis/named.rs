@@ -9,14 +9,58 @@
 use super::dispatch;
 use super::shard_request::{self, KeyLayout, Parts, Place};
 use super::{Kind, RedisStore};
+use std::sync::{Arc, OnceLock};
 use tollgate_core::{Charge, Scope, StoreError};
+
+/// Maximum number of named stores: each has connections of its own.
+pub const MAX_STORES: usize = 64;
+
+/// The named stores in the order in which they were added. None is ever removed, so a number stays that of its store, and a
+/// lookup takes no lock.
+#[derive(Clone)]
+pub(super) struct NamedStores(Arc<[OnceLock<(String, RedisStore)>]>);
+
+impl Default for NamedStores {
+    fn default() -> Self {
+        Self((0..MAX_STORES).map(|_| OnceLock::new()).collect())
+    }
+}
+
+impl NamedStores {
+    fn get(&self, at: usize) -> Option<&(String, RedisStore)> {
+        self.0.get(at)?.get()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &RedisStore)> {
+        self.0.iter().map_while(|slot| slot.get()).map(|(name, store)| (name.as_str(), store))
+    }
+}
 
 impl RedisStore {
     /// Adds stores by name: they keep the counters whose [`Scope::store`] is that name. All must hash values that may be
     /// secrets in the same way.
     #[must_use]
     pub fn with_named(self, named: Vec<(String, Self)>) -> Self {
-        Self { named: named.into(), ..self }
+        for (name, store) in named {
+            self.add_named(&name, store);
+        }
+        self
+    }
+
+    /// Adds a store by name while requests are decided, in all clones. Returns whether there was room for it, and no other
+    /// of its name.
+    pub fn add_named(&self, name: &str, store: Self) -> bool {
+        let mut added = (name.to_owned(), store);
+        for slot in self.named.0.iter() {
+            match slot.set(added) {
+                Ok(()) => return true,
+                Err(refused) => added = refused,
+            }
+            if slot.get().is_some_and(|(known, _)| known == name) {
+                return false;
+            }
+        }
+        false
     }
 
     /// Returns the store with this number.

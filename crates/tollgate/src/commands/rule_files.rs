@@ -1,9 +1,9 @@
 //! `tollgate validate` and `schema`: rule files without a server.
 
 use crate::cli::output::{self, GOOD, paint, paint_diagnostics};
-use crate::cli::{ValidateFlags, print, print_line};
-use crate::config;
+use crate::cli::{ServeFlags, ValidateFlags, print, print_line, serve_flags};
 use crate::config::rule_sources;
+use crate::config::{self, Config};
 use serde_json::json;
 use std::process::ExitCode;
 use tollgate_control::RuleDiagnostic;
@@ -12,7 +12,15 @@ use tollgate_rules::{Diagnostic, Ruleset};
 pub(crate) fn validate(flags: &ValidateFlags) -> anyhow::Result<ExitCode> {
     let sources = rule_sources::read(&flags.paths)?;
     let ignored = rule_sources::ignored(&flags.paths);
-    let loaded = Ruleset::load(&sources, &config::options(flags.profile));
+    let options = match &flags.config {
+        None => config::options(flags.profile),
+        Some(path) => {
+            let defaults = serve_flags();
+            let profile = flags.profile.or(defaults.profile);
+            Config::new(&ServeFlags { config: Some(path.clone()), profile, ..defaults })?.rule_options()
+        }
+    };
+    let loaded = Ruleset::load(&sources, &options);
     let (mut report, text, verdict) = match &loaded {
         Ok(rules) => {
             let report = json!({

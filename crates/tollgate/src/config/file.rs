@@ -132,12 +132,18 @@ impl ConfigFile {
 
     /// Reads the file at `path`. Relative paths in it are relative to its directory.
     pub(super) fn read(path: &Path) -> anyhow::Result<Self> {
-        let (mut file, text): (Self, String) = yaml_file::read(path, &deprecated_keys::RENAMED)?;
+        let (file, text) = Self::read_again(path)?;
         for (old, new) in deprecated_keys::find(&text) {
             tracing::warn!("{}: `{old}` is deprecated; use `{new}`", path.display());
         }
-        file.resolve(path.parent().unwrap_or(Path::new(""))).with_context(|| path.display().to_string())?;
         Ok(file)
+    }
+
+    /// Reads a file whose deprecated keys have been reported; also returns its text.
+    pub(super) fn read_again(path: &Path) -> anyhow::Result<(Self, String)> {
+        let (mut file, text): (Self, String) = yaml_file::read(path, &deprecated_keys::RENAMED)?;
+        file.resolve(path.parent().unwrap_or(Path::new(""))).with_context(|| path.display().to_string())?;
+        Ok((file, text))
     }
 
     /// Resolves relative paths against `base`, the directory of the file. Every field is listed, so that one added later

@@ -43,7 +43,8 @@ impl GatewayReload {
     }
 
     fn reload(&self) {
-        let changed = Config::new(&self.flags).and_then(|config| {
+        let changed = Config::new(&self.flags).and_then(|mut config| {
+            config.identity.api_key.quota_keys = self.started.identity.api_key.quota_keys.clone();
             let section = config.gateway()?;
             self.gateway.reload(&section).map_err(anyhow::Error::msg)?;
             section.require_domains(&self.started.more_rule_options.required_domains);

@@ -14,7 +14,7 @@ pub(crate) mod rule_files;
 pub(crate) mod rule_sources;
 pub(crate) mod service_files;
 mod store;
-mod stores;
+pub(crate) mod stores;
 pub(crate) mod tls;
 pub(crate) mod wording;
 mod xds;
@@ -39,7 +39,7 @@ use tollgate_gateway::{GatewayConfig, GatewaySection};
 use tollgate_http::identity::IdentityConfig;
 use tollgate_http::response::ResponseConfig;
 use tollgate_http::tls::ServerTlsConfig;
-use tollgate_rules::{Options, PermitRelease, Profile};
+use tollgate_rules::{Options, PermitRelease, Profile, StoreNames};
 use tollgate_server::http::ForwardAuthConfig;
 use tollgate_server::resp::RespConfig;
 use tollgate_store::{LeaseConfig, RedisConfig};
@@ -61,6 +61,10 @@ pub(crate) struct Config {
     pub(crate) store: StoreChoice,
     /// Other stores by name.
     pub(crate) stores: Vec<(String, RedisConfig)>,
+    /// Their names, and those of stores that were added since the start. Clones share them.
+    pub(crate) store_names: StoreNames,
+    /// What the file of `path` is read with again; in a box, because most of it is not set.
+    pub(crate) flags: Option<Reread>,
     pub(crate) nodes: Option<u32>,
     pub(crate) leases: LeaseConfig,
     pub(crate) memory: usize,
@@ -131,6 +135,16 @@ impl std::fmt::Debug for DbAddress {
     }
 }
 
+/// The flags that the file was read with. They may contain passwords, so `Debug` omits them.
+#[derive(Clone)]
+pub(crate) struct Reread(pub(crate) Box<ServeFlags>);
+
+impl std::fmt::Debug for Reread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Reread")
+    }
+}
+
 /// Returns the HTTP listener that `serve` would open with these flags and this file, and its certificate; `None` means
 /// the default address, and no TLS.
 pub(crate) fn http_listener(
@@ -152,16 +166,19 @@ impl Config {
         let region = named("--region", flags.region.clone().or(file.region.clone()))?;
         let shares_store = matches!(store::read(flags, &file)?, StoreChoice::Redis(_));
         let has_db = db.is_some();
+        let stores = stores::read(flags, &file)?;
         let has_secret = file.identity.api_key.secret_file.is_some();
         Ok(Self {
             path: flags.config.clone(),
+            flags: flags.config.is_some().then(|| Reread(Box::new(flags.clone()))),
+            store_names: stores.iter().map(|(name, _)| name.clone()).collect(),
             snapshot: flags.publishing.snapshot(file.snapshot.clone(), db.as_deref()),
             billing: billing::read(&flags.billing, &file.billing, db.is_some())?,
             db: db.map(DbAddress),
             history_days: flags.history_days.or(file.history_days.map(|days| days.0 as u32)).unwrap_or(30),
             admin,
             store: store::read(flags, &file)?,
-            stores: stores::read(flags, &file)?,
+            stores,
             admin_tls: admin_tls::read(flags, &file)?,
             resp: flags.resp.or(file.resp),
             resp_config: RespConfig { password: resp_password(flags, &file)?, ..RespConfig::default() },
@@ -201,14 +218,13 @@ impl Config {
     }
 
     /// Returns the settings that require a restart, with their values, which are compared and never shown.
-    pub(crate) fn restart_only(&self) -> [(&'static str, String); 26] {
+    pub(crate) fn restart_only(&self) -> [(&'static str, String); 25] {
         [
             ("grpc_tls", format!("{:?}", self.grpc_tls)),
             ("http_tls", format!("{:?}", self.http_tls)),
             ("rules", format!("{:?}", self.rules)),
             ("xds", format!("{:?}", self.xds)),
             ("store", format!("{:?}", self.store)),
-            ("stores", format!("{:?}", self.stores)),
             ("nodes", format!("{:?}", self.nodes)),
             ("leases", format!("{:?}", self.leases)),
             ("region", format!("{:?}", self.region)),
@@ -303,18 +319,25 @@ impl Config {
         }
     }
 
+    /// Returns the attributes that any client can invent, where this process derives them from requests.
+    fn unverified(&self) -> Vec<String> {
+        let reads_heads =
+            self.gateway.is_some() || self.service.is_none() && !matches!(self.http, Some(Listen::Off));
+        if reads_heads { self.identity.unverified() } else { Vec::new() }
+    }
+
     pub(crate) fn rule_options(&self) -> Options {
         let lease_shared = matches!(self.store, StoreChoice::Redis(_));
         let cluster = matches!(&self.store, StoreChoice::Redis(redis) if redis.is_cluster())
             || self.stores.iter().any(|(_, redis)| redis.is_cluster());
-        let stores = Some(self.stores.iter().map(|(name, _)| name.clone()).collect());
         let permits = if self.gateway.is_some() { PermitRelease::Released } else { PermitRelease::Expire };
         Options {
             nodes: self.nodes,
             lease_shared,
             cluster: Some(cluster),
             permits,
-            stores,
+            stores: Some(self.store_names.clone()),
+            unverified: Some(self.unverified()),
             profile: self.profile.map(Profile::from),
             cells: Some(cells::place(self.cells.as_ref(), self.region.as_deref())),
             ..self.more_rule_options.clone()

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
-use tollgate_http::identity::JwtVerifier;
+use tollgate_http::identity::CredentialVerifier;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Time for writers to finish: changes within it count as one.
@@ -71,29 +71,32 @@ pub(crate) async fn watch_files(
     }
 }
 
-/// Reloads changed JWT keys for as long as the future is polled.
+/// Reloads changed files of JWT and API keys for as long as the future is polled.
 pub(crate) async fn watch_keys(
-    tokens: impl Fn() -> Option<Arc<JwtVerifier>> + Send,
+    verifier: impl Fn() -> Option<Arc<CredentialVerifier>> + Send,
     status: Arc<ServerStatus>,
 ) {
-    let mut last = tokens();
+    let mut last = verifier();
     loop {
         tokio::time::sleep(POLL_INTERVAL).await;
-        let now = tokens();
+        let now = verifier();
         if now.as_ref().map(Arc::as_ptr) != last.as_ref().map(Arc::as_ptr) {
             // New settings name other keys, and are accepted only if those are valid.
             status.record_success(ReloadTarget::Keys);
             last.clone_from(&now);
         }
-        match now.map_or(Ok(false), |tokens| tokens.reload_if_changed()) {
+        let Some(now) = now else { continue };
+        // A list of a million keys takes a moment to read.
+        let reloaded = tokio::task::spawn_blocking(move || now.reload_if_changed()).await;
+        match reloaded.unwrap_or(Ok(false)) {
             Ok(false) => {}
             Ok(true) => {
-                tracing::info!("JWT keys reloaded");
+                tracing::info!("keys reloaded");
                 status.record_success(ReloadTarget::Keys);
             }
             Err(error) => {
-                tracing::error!("JWT key reload failed; keeping previous keys: {error}");
-                status.record_failure(ReloadTarget::Keys, error.to_string());
+                tracing::error!("key reload failed; keeping previous keys: {error}");
+                status.record_failure(ReloadTarget::Keys, error);
             }
         }
     }

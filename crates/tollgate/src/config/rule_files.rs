@@ -14,6 +14,7 @@ use crate::config::last_good::{Acceptance, InsteadOfFiles, LastGood, RefusedFile
 use crate::config::reload::ReloadCause;
 use crate::config::rule_sources::{self, FileStamps, LoadedFiles};
 use crate::config::service_files::ServiceFiles;
+use crate::config::stores::StoreReload;
 use crate::server::status::{ReloadTarget, ServerStatus};
 use crate::server::store::Store;
 use crate::xds::{RefusedRules, RuleSink};
@@ -33,6 +34,8 @@ pub(crate) struct RuleFiles {
     status: Arc<ServerStatus>,
     rule_manager: Option<Arc<RuleManager>>,
     guard: Option<FileGuard>,
+    /// Adds the stores that rules may name.
+    stores: Option<StoreReload>,
     /// Serializes reloads.
     state: Mutex<FileState>,
     /// Content of the files when they were last read. Not locked while rules are compiled.
@@ -82,7 +85,7 @@ impl RuleFiles {
         limiter: &Arc<Limiter<Store>>,
         status: &Arc<ServerStatus>,
         rule_manager: Option<Arc<RuleManager>>,
-        guard: Option<FileGuard>,
+        (guard, stores): (Option<FileGuard>, Option<StoreReload>),
         seen: LoadedFiles,
         start: Option<(LastGood, Option<InsteadOfFiles>)>,
     ) -> Arc<Self> {
@@ -102,6 +105,7 @@ impl RuleFiles {
             status: Arc::clone(status),
             rule_manager,
             guard,
+            stores,
             state: Mutex::new(state),
             seen: Mutex::new(Arc::new(seen)),
             compared: Mutex::new(None),
@@ -109,8 +113,10 @@ impl RuleFiles {
         })
     }
 
+    /// Returns the files whose changes call for a reload: the rules', and the one that names the stores.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
-        self.config.rules.clone()
+        let stores = self.stores.as_ref().map(|stores| stores.path().to_owned());
+        self.config.rules.iter().cloned().chain(stores).collect()
     }
 
     pub(crate) fn service_files(&self) -> Option<ServiceFiles> {
@@ -132,12 +138,18 @@ impl RuleFiles {
     /// Reloads the files if their content differs from what was last read, or a signal asks for it.
     pub(crate) fn reload_if_changed(&self, why: ReloadCause) {
         let mut state = self.state();
+        // First, because changed rules may name a store that was added with them.
+        let has_new_store = self.reload_stores();
         // Before the files are read: what changes meanwhile is found the next time.
         let stamps = rule_sources::file_stamps(&self.config.rules, self.config.service_files.as_ref());
         let seen = rule_sources::load_again(&self.config, &state.files);
         state.log_ignored(&self.config);
         let is_touched = std::mem::replace(&mut state.stamps, stamps.clone()) != stamps;
-        if why == ReloadCause::Signal || *self.seen() != seen || (seen.is_err() && is_touched) {
+        if why == ReloadCause::Signal
+            || has_new_store
+            || *self.seen() != seen
+            || (seen.is_err() && is_touched)
+        {
             self.set_seen(&seen);
             let confirmed = match why {
                 ReloadCause::Signal => state.refused.as_ref().map(|refused| refused.revision.clone()),
@@ -145,6 +157,46 @@ impl RuleFiles {
             };
             self.reload(&mut state, seen, why, confirmed.as_deref());
         }
+    }
+
+    /// Adds the stores that are new in the configuration; returns whether there are any.
+    fn reload_stores(&self) -> bool {
+        let Some(stores) = &self.stores else { return false };
+        let path = stores.path().display();
+        let found = match stores.reload_if_changed() {
+            None => return false,
+            Some(Ok(found)) => found,
+            Some(Err(error)) => {
+                let error = format!("{path}: stores: {error:#}");
+                tracing::error!("configuration reload failed; keeping the stores: {error}");
+                self.status.record_failure(ReloadTarget::Stores, error);
+                return false;
+            }
+        };
+        for store in &found.added {
+            tracing::info!(store, "store added");
+        }
+        for store in &found.removed {
+            tracing::warn!(store, "store removed from {path}; it is used until a restart");
+        }
+        match found.changed.is_empty() {
+            true => drop(self.status.record_success(ReloadTarget::Stores)),
+            false => {
+                let error = format!(
+                    "{path}: the settings of {} changed, and their counters do not move; restart to use them, or give the new \
+                     server another name",
+                    found
+                        .changed
+                        .iter()
+                        .map(|name| format!("`stores.{name}`"))
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                );
+                tracing::error!("configuration reload failed; keeping these stores: {error}");
+                self.status.record_failure(ReloadTarget::Stores, error);
+            }
+        }
+        !found.added.is_empty()
     }
 
     /// Makes the rules of `files` active, if they are valid, new, and either harmless or `confirmed`, by their rules hash.

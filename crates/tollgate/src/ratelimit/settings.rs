@@ -114,6 +114,7 @@ pub(super) fn config(environment: &Environment, mut flags: ServeFlags) -> anyhow
             config
                 .stores
                 .push((redis::PER_SECOND_STORE.to_owned(), Config::with_store_limits(other, &flags)?));
+            config.store_names.add(redis::PER_SECOND_STORE.to_owned());
             config.more_rule_options.per_second_store = Some(redis::PER_SECOND_STORE.to_owned());
         }
     }

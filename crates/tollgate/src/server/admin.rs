@@ -28,7 +28,9 @@ use tollgate_admin::{
 use tollgate_control::{ControlPlane, DenialCounts, Role, RuleManager, SyncConfig};
 use tollgate_core::{Clock, SystemClock};
 use tollgate_engine::{CounterSharing, Limiter};
-use tollgate_http::identity::{IdentityConfig, IdentityResolver};
+use tollgate_http::identity::{
+    ApiKeyConfig, CredentialVerifier, IdentityConfig, IdentityResolver, QuotaKeys,
+};
 use tollgate_http::problem::Problem;
 use tollgate_http::tls::{ClientAuth, ServerTls, ServerTlsConfig};
 use tollgate_observe::{MetricsWriter, ProcessStatus};
@@ -78,11 +80,13 @@ pub(crate) struct RunningAdmin {
 
 impl AdminServer {
     /// Opens the database and binds the listener.
-    pub(crate) async fn open(config: &Config) -> anyhow::Result<Self> {
+    pub(crate) async fn open(config: &mut Config) -> anyhow::Result<Self> {
         let control = match &config.db {
             Some(db) => Some(connect(&db.0, config.snapshot.as_deref()).await.context("--db")?),
             None => None,
         };
+        config.identity.api_key.quota_keys = control.as_ref().map(quota_keys);
+        let config = &*config;
         let listener = match (config.admin, &control) {
             (Some(Listen::Off), _) => None,
             (None, None) => listen_if_free(ADMIN, "the admin address is off", "--admin").await,
@@ -200,7 +204,7 @@ impl AdminServer {
     /// Starts serving operators, and replicating the changes that they make on other nodes.
     pub(crate) fn start(
         self,
-        limiter: Arc<Limiter<Store>>,
+        (limiter, verifier): (Arc<Limiter<Store>>, Option<Arc<CredentialVerifier>>),
         status: &Arc<ServerStatus>,
         log: Arc<dyn LogLevels>,
         rule_files: Arc<RuleFiles>,
@@ -258,12 +262,16 @@ impl AdminServer {
             AuthMode::TokenRequired
         };
         let usage = Arc::clone(&limiter) as Arc<dyn UsageReader>;
-        let resolver = IdentityResolver::new(&self.identity).context("`identity`")?;
+        // For addresses alone.
+        let addresses =
+            IdentityConfig { jwt: None, api_key: ApiKeyConfig::default(), ..self.identity.clone() };
+        let resolver = IdentityResolver::new(&addresses).context("`identity`")?;
         let explainer = Arc::new(RequestExplainer {
             limiter: Arc::clone(&limiter),
             // A draft may be of one domain only.
             options: Options { required_domains: RequiredDomains::default(), ..self.rule_options },
             identity: self.identity,
+            verifier,
         }) as Arc<dyn Explainer>;
         let overload = {
             let limiter = Arc::clone(&limiter);
@@ -295,11 +303,21 @@ impl AdminServer {
     }
 }
 
+/// Returns the lookup of API keys that have a quota.
+fn quota_keys(control: &Arc<ControlPlane>) -> QuotaKeys {
+    let (control, table) = (Arc::clone(control), control.quota_table());
+    QuotaKeys::new(move |key| match table.has_key(key) {
+        true => Some(true),
+        false => control.table_generation().map(|_| false),
+    })
+}
+
 /// Explains requests with what this process decides them by.
 struct RequestExplainer {
     limiter: Arc<Limiter<Store>>,
     options: Options,
     identity: IdentityConfig,
+    verifier: Option<Arc<CredentialVerifier>>,
 }
 
 impl Explainer for RequestExplainer {
@@ -321,7 +339,13 @@ impl Explainer for RequestExplainer {
             Some(name) => rules.domain(name),
             None => rules.domains().next(),
         };
-        let caller = http::identify_head(&self.identity, domain, head, SystemClock::new().now())?;
+        let caller = http::identify_head(
+            &self.identity,
+            self.verifier.as_ref(),
+            domain,
+            head,
+            SystemClock::new().now(),
+        )?;
         Ok((caller.attributes, caller.address))
     }
 }

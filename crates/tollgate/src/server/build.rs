@@ -4,6 +4,7 @@ use crate::config::file_guard::FileGuard;
 use crate::config::last_good::start_rules;
 use crate::config::rule_files::RuleFiles;
 use crate::config::rule_sources;
+use crate::config::stores::StoreReload;
 use crate::config::{Config, StoreChoice};
 use crate::server::admin::AdminServer;
 use crate::server::billing::BillingServer;
@@ -42,8 +43,8 @@ pub(crate) struct Assembly {
     pub(crate) durable: Option<DurableTasks>,
 }
 
-/// The limiter, the guard of its rule files, and the links to other cells.
-type Built = (Arc<Limiter<Store>>, Option<FileGuard>, Option<CellLinks>);
+/// The limiter, the guard of its rule files with what adds stores, and the links to other cells.
+type Built = (Arc<Limiter<Store>>, (Option<FileGuard>, Option<StoreReload>), Option<CellLinks>);
 
 /// Builds the limiter from rules and store, for `serve` and `gateway` alike.
 fn limiter(config: &Config, operators: &mut AdminServer, observe: Arc<Telemetry>) -> anyhow::Result<Built> {
@@ -68,7 +69,7 @@ fn limiter(config: &Config, operators: &mut AdminServer, observe: Arc<Telemetry>
     let outages = if matches!(config.store, StoreChoice::Redis(_)) { config.memory / 16 } else { 0 };
     memory.other_bytes = reservations + outages;
     let time: Arc<dyn Clock> = Arc::new(clock);
-    let mut linked = None;
+    let (mut linked, mut stores_reload) = (None, None);
     let record = durable::record(config, operators.control.as_ref(), clock)?;
     let mut with_cells = |own: OwnStore| -> anyhow::Result<Store> {
         let own = KeptStore::new(own, record.clone());
@@ -100,7 +101,8 @@ fn limiter(config: &Config, operators: &mut AdminServer, observe: Arc<Telemetry>
             let local = MemoryStore::new(&local, clock).context("--memory")?;
             let leases = LeaseConfig { nodes: config.nodes.unwrap_or(1), ..config.leases.clone() };
             let in_flight_bytes = outages / 2 / (1 + config.stores.len());
-            let connect = |redis: &RedisConfig, name: Option<&str>| {
+            let secret = secret.clone();
+            let connect = move |redis: &RedisConfig, name: Option<&str>| {
                 tokio::spawn(warn_if_unreachable(redis.clone(), name.map(str::to_owned)));
                 let redis = match &secret {
                     Some(secret) => redis.clone().with_key_secret(secret),
@@ -112,6 +114,13 @@ fn limiter(config: &Config, operators: &mut AdminServer, observe: Arc<Telemetry>
             let named = config.stores.iter().map(|(name, redis)| (name.clone(), connect(redis, Some(name))));
             let redis = connect(redis, None).with_named(named.collect());
             let records = Arc::new(RedisRecords::new(redis.clone()));
+            if let Some(flags) = &config.flags {
+                let stores = redis.clone();
+                let add = Box::new(move |name: &str, config: &RedisConfig| {
+                    stores.add_named(name, connect(config, Some(name)));
+                });
+                stores_reload = StoreReload::new(&flags.0, config.store_names.clone(), add)?;
+            }
             let store = OwnStore::redis(&redis, local, leases, clock);
             // Pending charges, and those in doubt.
             let limiter = Limiter::new(rules, with_cells(store)?, time).with_pending_bytes(outages / 4);
@@ -147,7 +156,7 @@ fn limiter(config: &Config, operators: &mut AdminServer, observe: Arc<Telemetry>
         }
         None => limiter,
     };
-    Ok((Arc::new(limiter), guard, linked))
+    Ok((Arc::new(limiter), (guard, stores_reload), linked))
 }
 
 /// Logs which servers of the store cannot be reached at startup, and why.
@@ -157,10 +166,11 @@ async fn warn_if_unreachable(redis: RedisConfig, store: Option<String>) {
     }
 }
 
-pub(crate) async fn build(config: &Config, unsaid: DefaultListeners) -> anyhow::Result<Assembly> {
+pub(crate) async fn build(config: &mut Config, unsaid: DefaultListeners) -> anyhow::Result<Assembly> {
     // Read before the rules are loaded, so that no change in between is missed.
     let seen = rule_sources::load(config);
     let mut operators = AdminServer::open(config).await?;
+    let config = &*config;
     let observe = telemetry::start(config, operators.control.as_ref())?;
     let (limiter, file_guard, linked) = limiter(config, &mut operators, Arc::clone(&observe))?;
     if linked.is_some() {

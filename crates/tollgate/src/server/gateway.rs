@@ -32,14 +32,15 @@ pub(crate) fn run(flags: &ServeFlags) -> anyhow::Result<ExitCode> {
 }
 
 async fn serve(
-    config: Config,
+    mut config: Config,
     flags: &ServeFlags,
     text: Option<Vec<u8>>,
     logs: Arc<LogControl>,
 ) -> anyhow::Result<()> {
-    let section = config.gateway()?;
+    config.gateway()?;
     // Probes, metrics and checks have listeners only where they are configured.
-    let built = build(&config, DefaultListeners::Closed).await?;
+    let built = build(&mut config, DefaultListeners::Closed).await?;
+    let section = config.gateway()?;
     let gateway = Gateway::bind_within(&section, Arc::clone(&built.limiter), open_files::budget());
     let gateway = gateway.map_err(anyhow::Error::msg).with_context(|| config.place())?;
     section.require_domains(&config.more_rule_options.required_domains);
@@ -61,7 +62,7 @@ async fn serve(
     };
     running.spawn(settings.watch());
     let (handle, served) = (gateway.handle(), gateway.handle());
-    running.spawn(reload::watch_keys(move || handle.tokens(), status));
+    running.spawn(reload::watch_keys(move || Some(handle.verifier()), status));
     let proxy = tokio::spawn(gateway.serve(running.drain()));
 
     shutdown.await;

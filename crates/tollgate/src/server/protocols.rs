@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tollgate_engine::Limiter;
-use tollgate_http::identity::JwtVerifier;
+use tollgate_http::identity::CredentialVerifier;
 use tollgate_http::tls::{ServerTls, ServerTlsConfig};
 use tollgate_observe::ProcessStatus;
 use tollgate_rules::Ruleset;
@@ -196,9 +196,9 @@ impl ProtocolServers {
         self.quota_stats.clone()
     }
 
-    /// Returns the JWT verifier of the HTTP listener, for the task that reloads its keys.
-    pub(crate) fn jwt(&self) -> Option<Arc<JwtVerifier>> {
-        self.http.as_ref().and_then(|_| self.forward.tokens())
+    /// Returns the verifier of credentials of the HTTP listener, for the task that reloads its keys.
+    pub(crate) fn verifier(&self) -> Option<Arc<CredentialVerifier>> {
+        self.http.as_ref().map(|_| self.forward.verifier())
     }
 
     /// Starts serving requests on all listeners, until `drain` completes.

@@ -36,15 +36,28 @@ impl Running {
         let Assembly { limiter, rule_files, status, protocols, admin, export, cells, durable } = built;
         let (stop, stopping) = watch::channel(false);
         let drain = || drained(stopping.clone());
-        let (tokens, quota_stats) = (protocols.jwt(), protocols.quota_stats());
+        let (verifier, quota_stats) = (protocols.verifier(), protocols.quota_stats());
         status.add_metrics(move |page| quota_stats.metrics(page));
+        let counting = verifier.clone();
+        status.add_metrics(move |page| {
+            if let Some(unknown) = counting.as_ref().and_then(|verifier| verifier.unknown_keys()) {
+                let help = "Number of requests described to the HTTP API with an API key that is not known.";
+                page.counter("ratelimit_unknown_keys_total", help, unknown);
+            }
+        });
         let heartbeats = Heartbeats::new(&limiter, config, admin.control.clone());
         let signals = SignalTasks::start(&limiter, config, admin.control.clone(), &status)?;
-        let operators = admin.start(Arc::clone(&limiter), &status, logs, Arc::clone(&rule_files), drain())?;
+        let operators = admin.start(
+            (Arc::clone(&limiter), verifier.clone()),
+            &status,
+            logs,
+            Arc::clone(&rule_files),
+            drain(),
+        )?;
         let protocols = protocols.start(config, &limiter, &status, drain);
         let watching = vec![
             tokio::spawn(reload::watch(rule_files)),
-            tokio::spawn(reload::watch_keys(move || tokens.clone(), Arc::clone(&status))),
+            tokio::spawn(reload::watch_keys(move || verifier.clone(), Arc::clone(&status))),
         ];
         let tasks = LimiterTasks::start(limiter, heartbeats, cells, signals);
         Ok(Self { status, stop, protocols, operators, watching, tasks, durable, export })

@@ -46,8 +46,8 @@ pub(crate) fn run_server(config: Config, logs: Arc<LogControl>) -> anyhow::Resul
     Ok(ExitCode::SUCCESS)
 }
 
-async fn serve(config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
-    let built = build(&config, DefaultListeners::Open).await?;
+async fn serve(mut config: Config, logs: Arc<LogControl>) -> anyhow::Result<()> {
+    let built = build(&mut config, DefaultListeners::Open).await?;
     anyhow::ensure!(!built.protocols.is_empty(), "enable at least one of --grpc, --http, --resp");
     let shutdown = shutdown_signal()?;
     match &config.service {

@@ -74,10 +74,12 @@ pub(crate) enum ReloadTarget {
     Rules,
     /// Rules from xDS.
     Xds,
-    /// Keys that verify JWTs.
+    /// Keys that verify JWTs, and the list of known API keys.
     Keys,
     /// The `gateway` part of the file of `--config`.
     Settings,
+    /// The `stores` of that file.
+    Stores,
 }
 
 type MetricsSource = Box<dyn Fn(&mut MetricsWriter) + Send + Sync>;
@@ -317,7 +319,7 @@ impl ProcessStatus for ServerStatus {
             },
             "forward_auth": self.forward_domain.get().map(|domain| domain.details(&rules)),
             "keys": {"error": refused.get(&ReloadTarget::Keys)},
-            "settings": {"error": refused.get(&ReloadTarget::Settings)},
+            "settings": {"error": refused.get(&ReloadTarget::Settings).or(refused.get(&ReloadTarget::Stores))},
             "open_files": open_files::details(),
             "store": self.limiter.store().details(),
             "control": self.control.get().map(|(control, _)| admin::details(control)),

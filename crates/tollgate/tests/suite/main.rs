@@ -40,6 +40,7 @@ mod grpc;
 mod harness;
 mod health;
 mod keys;
+mod known_callers;
 mod learned_cells;
 mod named_stores;
 mod observe;

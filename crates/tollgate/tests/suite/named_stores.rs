@@ -100,6 +100,76 @@ fn the_death_of_one_store_touches_only_its_own_rules() {
     eventually("the store again", || (origin(&json!({"plan": "again"})) == "store").then_some(()));
 }
 
+/// A tenant that moves to a Redis of its own must not need a restart of every node.
+#[test]
+#[cfg_attr(not(feature = "external-tests"), ignore = "needs redis-server: make test")]
+fn stores_are_added_while_the_server_runs() {
+    let (main, acme) = (Redis::start(), Redis::start());
+    let folder = Folder::new();
+    folder.write("rules.yaml", "{domain: d, descriptors: [{key: user, limit: 10/day}]}");
+    let write = |stores: &str| {
+        let settings = format!(
+            "rules: [rules.yaml]\nstore: {}\nstores: {{{stores}}}\nstore_deadline_ms: 10000\nhttp: 127.0.0.1:0\n\
+             grpc: 127.0.0.1:0\nresp: off\nadmin: off\n",
+            main.url()
+        );
+        folder.write("tollgate.yaml", settings)
+    };
+    let path = write("");
+    let node = Server::start(&["--config", path.to_str().expect("a plain path")]);
+    let charged = |key: &str| {
+        eventually("the store", || {
+            let (status, answer) = ask(&node, &json!({"user": key, "tier": "pro"}));
+            (status == 200 && answer["origin"] == "store").then_some(())
+        });
+    };
+    charged("before");
+    assert_eq!(acme.cli(&["KEYS", "*"]).trim(), "");
+
+    // Rules that name a store which is not there yet change nothing, until it is.
+    let tier =
+        "{domain: d, descriptors: [{key: user, limit: 10/day, tiers: {pro: {limit: 10/day, store: acme}}}]}";
+    folder.write("rules.yaml", tier);
+    node.wait_for_log("no store is named `acme`");
+    write(&format!("acme: {}", acme.url()));
+    node.wait_for_log("store added");
+    node.wait_for_log("rules reloaded");
+    let rules_error = || node.get("/readyz?verbose").json()["rules"]["error"].clone();
+    eventually("the rules", || rules_error().is_null().then_some(()));
+    charged("warm");
+    assert_eq!(passed(&node, &json!({"user": "after", "tier": "pro"}), 20), 10);
+    assert!(acme.cli(&["KEYS", "*"]).contains("after"), "{}", acme.cli(&["KEYS", "*"]));
+    assert!(!main.cli(&["KEYS", "*"]).contains("after"), "{}", main.cli(&["KEYS", "*"]));
+    assert_eq!(
+        passed(&node, &json!({"user": "after"}), 20),
+        10,
+        "callers of other tiers stay in the default store"
+    );
+    assert!(main.cli(&["KEYS", "*"]).contains("after"));
+    let shards = node.get("/readyz?verbose").json()["store"]["shards"].as_array().expect("shards").len();
+    assert_eq!(shards, 2);
+
+    // A store's address does not change under its counters.
+    let other = Redis::start();
+    write(&format!("acme: {}, more: {}", other.url(), other.url()));
+    node.wait_for_log("the settings of `stores.acme` changed");
+    let error = || node.get("/readyz?verbose").json()["settings"]["error"].as_str().map(ToOwned::to_owned);
+    let error = eventually("the error", error);
+    assert!(error.contains("restart") && !error.contains(&other.port().to_string()), "{error}");
+    assert_eq!(
+        passed(&node, &json!({"user": "after", "tier": "pro"}), 3),
+        0,
+        "its counters are where they were"
+    );
+    // The store beside it was added, and a signal reads the file too.
+    folder.write("rules.yaml", tier.replace("store: acme", "store: more"));
+    node.signal("HUP");
+    eventually("the rules of the other store", || {
+        let _ = ask(&node, &json!({"user": "moved", "tier": "pro"}));
+        other.cli(&["KEYS", "*"]).contains("moved").then_some(())
+    });
+}
+
 #[test]
 fn names_that_are_not_configured_are_refused() {
     let folder = Folder::new();
