@@ -17,7 +17,7 @@ use tollgate_core::{Charge, Clock, Outcome, TimeDelta, Verdict};
 use tollgate_engine::{
     Check, CheckInput, DecidedBy, Decision, Enforced, ForwardedRequest, LimitStatus, Observer, Origin,
 };
-use tollgate_rules::{Role, Ruleset};
+use tollgate_rules::{MatchKind, Role, Ruleset};
 
 /// Verdicts counted for each origin.
 pub(crate) const VERDICTS: [&str; 4] = ["allow", "deny", "delay", "degrade"];
@@ -68,6 +68,16 @@ impl Observer for Telemetry {
         let at = PROTOCOLS.iter().position(|known| *known == protocol).unwrap_or(PROTOCOLS.len() - 1);
         self.stripes.with(|local| local.stripe.latencies(at).record(each.as_micros(), requests));
     }
+}
+
+/// Counts a request that matched nothing but rules without a limit for it: what is unlimited is still measured. Returns the
+/// slot of the first rule that says so.
+#[cold]
+fn unlimited(stripe: &Stripe, decision: &Decision, layout: &LabelLayout) -> Option<u32> {
+    let lifted = decision.descriptors.iter().find(|one| one.matched == MatchKind::Unlimited)?;
+    let slot = layout.slot(lifted.rule?);
+    RuleResult { slot, ..RuleResult::default() }.count(stripe.cells(slot));
+    Some(slot)
 }
 
 impl Telemetry {
@@ -139,6 +149,7 @@ impl Telemetry {
         let attributed = match decision.denied_by {
             Some(DecidedBy::Rule(rule)) => Some(layout.slot(rule)),
             Some(by) => Some(self.slot_by(by, check, layout)),
+            None if decision.limits.is_empty() => unlimited(stripe, decision, layout),
             None => nearest.map(|(slot, _)| slot).or(unanswered),
         };
         let slot = attributed.unwrap_or_else(|| layout.unmatched(check.domain));

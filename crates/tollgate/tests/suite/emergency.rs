@@ -214,7 +214,10 @@ fn measures_are_about_any_attribute() {
     let made = declare(&block);
     assert_eq!(made.status, 201, "{}", made.text());
     assert_eq!(made.json()["target"], json!({"kind": "attribute", "key": "user_id", "value": "u-1"}));
-    assert_eq!(denied_by(&node, &user("u-1")), json!(format!("emergency:{}", made.json()["id"].as_str().expect("an id"))));
+    assert_eq!(
+        denied_by(&node, &user("u-1")),
+        json!(format!("emergency:{}", made.json()["id"].as_str().expect("an id")))
+    );
     assert_eq!(node.server.check("d", &user("u-2")).status, 200);
     let blocked = node.run(&["emergency", "block", "--attr", "session=very-secret-session", "--reason", "r"]);
     assert_eq!(blocked.code, Some(0), "{}", blocked.err);
@@ -222,7 +225,11 @@ fn measures_are_about_any_attribute() {
     assert_eq!(node.server.check("d", &json!({"session": "very-secret-session"})).status, 429);
     assert_eq!(node.server.check("d", &json!({"session": "another"})).status, 200);
     let known = node.run(&["emergency", "block", "--attr", "tenant=t", "--reason", "r", "--json"]);
-    assert!(known.out.contains("\"kind\": \"tenant\"") || known.out.contains("\"kind\":\"tenant\""), "{}", known.out);
+    assert!(
+        known.out.contains("\"kind\": \"tenant\"") || known.out.contains("\"kind\":\"tenant\""),
+        "{}",
+        known.out
+    );
 }
 
 #[test]
@@ -232,10 +239,14 @@ fn an_exemption_can_be_permanent() {
     let key = json!({"api_key": "monitoring"});
     {
         let node = Operator::start(RULES, &database, &[]);
-        let made = node.run(&["emergency", "exempt", "--api-key", "monitoring", "--permanent", "--reason", "ours"]);
+        let made =
+            node.run(&["emergency", "exempt", "--api-key", "monitoring", "--permanent", "--reason", "ours"]);
         assert!(made.code == Some(0) && made.out.contains("never"), "{}{}", made.out, made.err);
         let listed = node.get("/admin/v1/emergency");
-        assert_eq!((&listed["active"][0]["expires_at"], &listed["active"][0]["reason"]), (&Value::Null, &json!("ours")));
+        assert_eq!(
+            (&listed["active"][0]["expires_at"], &listed["active"][0]["reason"]),
+            (&Value::Null, &json!("ours"))
+        );
         let id = listed["active"][0]["id"].as_str().expect("an id").to_owned();
         let renewed = node.run(&["emergency", "renew", &id, "--for", "1h"]);
         assert!(renewed.out.contains("never"), "it is no shorter: {}", renewed.out);

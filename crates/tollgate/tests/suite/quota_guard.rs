@@ -237,9 +237,18 @@ fn an_override_removes_limits_of_other_periods_only_if_it_says_so() {
     assert_eq!(put.json()["warnings"], Value::Null, "{}", put.text());
     assert_eq!(denied_at(&node, &json!({"api_key": "a"})), 5);
     let usage = node.ask("GET", "/admin/v1/usage/a", &[], &Value::Null).json();
-    let sources: Vec<_> = usage["limits"].as_array().expect("limits").iter().map(|one| {
-        (one["count"].as_u64().unwrap_or(0), one["window"].as_str().unwrap_or(""), one["source"].as_str().unwrap_or(""))
-    }).collect();
+    let sources: Vec<_> = usage["limits"]
+        .as_array()
+        .expect("limits")
+        .iter()
+        .map(|one| {
+            (
+                one["count"].as_u64().unwrap_or(0),
+                one["window"].as_str().unwrap_or(""),
+                one["source"].as_str().unwrap_or(""),
+            )
+        })
+        .collect();
     assert_eq!(sources, [(5, "1h", "rule"), (150, "1d", "override"), (2, "1h", "rule")]);
     assert_eq!(usage["usage"]["default"], json!({"used": 5, "limit": 5, "remaining": 0}));
     assert_eq!(usage["usage"]["endpoint:POST /orders"], json!({"used": 0, "limit": 2, "remaining": 2}));
@@ -254,7 +263,11 @@ fn an_override_removes_limits_of_other_periods_only_if_it_says_so() {
     // One of another period holds beside the rule's.
     let minute = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 3, "unit": "week"}]});
     let put = node.put("c", &minute);
-    assert!(put.json()["warnings"][0].as_str().is_some_and(|text| text.contains("stays in force")), "{}", put.text());
+    assert!(
+        put.json()["warnings"][0].as_str().is_some_and(|text| text.contains("holds beside")),
+        "{}",
+        put.text()
+    );
     assert_eq!(denied_at(&node, &json!({"api_key": "c"})), 3);
 }
 
@@ -274,6 +287,14 @@ fn what_is_unlimited_is_admitted_and_shown_so() {
     assert_eq!(usage["usage"]["default"]["unlimited"], true);
     let answer = node.server.check("d", &json!({"api_key": "a"}));
     assert!(answer.header("ratelimit").is_none() && answer.header("x-ratelimit-limit").is_none());
+    let measured = node.server.get("/metrics").text();
+    assert!(
+        measured.lines().any(|line| {
+            let is_count = line.starts_with("ratelimit_rule_checks_total{");
+            is_count && line.contains("rule=\"api_key\",verdict=\"allow\"") && !line.ends_with(" 0")
+        }),
+        "{measured}"
+    );
     let set = ["quota", "set", "b", "--limit", "unlimited", "--admin"];
     let admin = format!("http://{}", node.admin);
     let set = run(&[&set[..], &[&admin]].concat());
