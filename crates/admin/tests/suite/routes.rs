@@ -148,7 +148,7 @@ fn concrete(path: &str) -> String {
 #[tokio::test]
 async fn the_document_lists_the_required_roles() {
     let all = operations().await;
-    assert_eq!(all.len(), 63, "{all:#?}");
+    assert_eq!(all.len(), 65, "{all:#?}");
     let ranks = ["anybody", "replica", "viewer", "operator", "admin"];
     for (path, method, role) in &all {
         let needed = ranks.iter().position(|rank| rank == role).expect("a role");

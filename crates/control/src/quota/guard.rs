@@ -167,8 +167,8 @@ impl QuotaChange {
                 .collect();
             notes.extend(added.filter(|_| !kept.is_empty()).map(|limit| {
                 format!(
-                    "{} has no limit of the same period as {}, so that one replaces nothing: {} stays in force beside \
-                     it; `\"replace\": \"all\"` replaces all",
+                    "{} has no limit of the same period as {}, which therefore holds beside {}; `\"replace\": \"all\"` \
+                     replaces all",
                     rule_name(one.domain, &one.rule.name, &one.descriptor),
                     limit.limit.rate(),
                     kept.join(" and ")

@@ -38,7 +38,7 @@ pub(crate) async fn overrides_win_over_tiers_and_tiers_over_rules(address: Strin
     put(&control, "tiered", &json!({"tier": "pro"})).await;
     let own = json!({"descriptor": "default", "requests_per_unit": 7, "unit": "minute"});
     put(&control, "own", &json!({"tier": "pro", "overrides": [own]})).await;
-    let orders = json!({"descriptor": "endpoint:POST /orders", "requests_per_unit": 4, "unit": "10 minutes"});
+    let orders = json!({"descriptor": "endpoint:POST /orders", "requests_per_unit": 4, "unit": "10 minutes", "replace": "all"});
     put(&control, "orders", &json!({"tier": "pro", "overrides": [orders]})).await;
     put(
         &control,
@@ -66,7 +66,7 @@ pub(crate) async fn overrides_win_over_tiers_and_tiers_over_rules(address: Strin
     put(
         &control,
         "own2",
-        &json!({"overrides": [{"descriptor": "api_key", "requests_per_unit": 1, "unit": "hour"}]}),
+        &json!({"overrides": [{"descriptor": "api_key", "requests_per_unit": 1, "unit": "hour", "replace": "all"}]}),
     )
     .await;
     let descriptors = [Descriptor { entries: &entries, ..Descriptor::default() }];
@@ -84,7 +84,7 @@ pub(crate) async fn overrides_win_over_tiers_and_tiers_over_rules(address: Strin
 pub(crate) async fn times_take_effect_without_a_write(address: String) {
     let (control, clock) = open(&address).await;
     let limiter = limiter(&control, &clock);
-    let own = json!({"descriptor": "default", "requests_per_unit": 9, "unit": "hour"});
+    let own = json!({"descriptor": "default", "requests_per_unit": 9, "unit": "hour", "replace": "all"});
     let sent = json!({
         "overrides": [own], "effective_at": "2026-01-01T01:00:00Z", "expires_at": "2026-01-01T03:00:00Z",
     });

@@ -37,7 +37,7 @@ fn rules_on_endpoints_hold_behind_any_route() {
         routes(
             origin.address,
             &[
-                "path: /wide/{id}",
+                "path: '/wide/{id}'",
                 "path: '/api/{version}/{*rest}'",
                 "path: '/users/{user}'",
                 "path: '/{*rest}'",

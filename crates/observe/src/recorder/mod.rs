@@ -17,7 +17,7 @@ use tollgate_core::{Charge, Clock, Outcome, TimeDelta, Verdict};
 use tollgate_engine::{
     Check, CheckInput, DecidedBy, Decision, Enforced, ForwardedRequest, LimitStatus, Observer, Origin,
 };
-use tollgate_rules::{Role, Ruleset, SoftAction};
+use tollgate_rules::{MatchKind, Role, Ruleset, SoftAction};
 
 /// Verdicts counted for each origin.
 pub(crate) const VERDICTS: [&str; 4] = ["allow", "deny", "delay", "degrade"];
@@ -77,6 +77,16 @@ impl Observer for Telemetry {
         let at = PROTOCOLS.iter().position(|known| *known == protocol).unwrap_or(PROTOCOLS.len() - 1);
         self.stripes.with(|local| local.stripe.latencies(at).record(each.as_micros(), requests));
     }
+}
+
+/// Counts a request that matched nothing but rules without a limit for it: what is unlimited is still measured. Returns the
+/// slot of the first rule that says so.
+#[cold]
+fn unlimited(stripe: &Stripe, decision: &Decision, layout: &LabelLayout) -> Option<u32> {
+    let lifted = decision.descriptors.iter().find(|one| one.matched == MatchKind::Unlimited)?;
+    let slot = layout.slot(lifted.rule?);
+    RuleResult { slot, ..RuleResult::default() }.count(stripe.cells(slot));
+    Some(slot)
 }
 
 impl Telemetry {
@@ -147,6 +157,7 @@ impl Telemetry {
             None if verdict > 1 => effective(decision, ruled)
                 .map(|(by, _)| self.slot_by(by, check, layout))
                 .or(nearest.map(|(slot, _)| slot)),
+            None if decision.limits.is_empty() => unlimited(stripe, decision, layout),
             None => nearest.map(|(slot, _)| slot).or(unanswered),
         };
         let slot = attributed.unwrap_or_else(|| layout.unmatched(check.domain));

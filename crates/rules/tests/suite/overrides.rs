@@ -127,7 +127,7 @@ fn permits_soft_limits_and_tiers_are_unchanged() {
     let limits: Vec<_> = plan.limits.iter().map(|hit| hit.limit.limit.to_string()).collect();
     assert_eq!(
         limits,
-        ["gcra 7/1m", "gcra 70/1h", "concurrency 4"],
+        ["gcra 7/1m", "gcra 70/1h", "concurrency 4/1m"],
         "both periods, and the permits of the rule"
     );
     assert_eq!(
@@ -220,8 +220,8 @@ descriptors:
     let rules = Ruleset::load(&[Source::new("t.yaml", text)], &Options::default()).expect("rules");
     let limits =
         |quota: Option<&Arc<CallerOverrides>>, request: &[(&str, &str)]| limits_of(&rules, quota, request);
-    assert_eq!(limits(None, &[("api_key", "a"), ("tier", "partner")]), ["concurrency 2"]);
-    assert_eq!(limits(None, &[("api_key", "a"), ("tier", "other")]), ["gcra 5/1m", "concurrency 2"]);
+    assert_eq!(limits(None, &[("api_key", "a"), ("tier", "partner")]), ["concurrency 2/1m"]);
+    assert_eq!(limits(None, &[("api_key", "a"), ("tier", "other")]), ["gcra 5/1m", "concurrency 2/1m"]);
     assert_eq!(limits(None, &[("path", "/"), ("tier", "free")]), ["gcra 1/1m"]);
     let kind =
         |request: &[(&str, &str)]| rules.domain("d").expect("a domain").plan(request, Cost::ONE).matches[0].0;
@@ -229,10 +229,10 @@ descriptors:
     assert_eq!(kind(&[("host", "h")]), MatchKind::Exempt, "no limit is stated");
     let own = compiled(&rules, None, &[unlimited("default")]);
     for tier in ["partner", "pro", "none"] {
-        assert_eq!(limits(Some(&own), &[("api_key", "a"), ("tier", tier)]), ["concurrency 2"], "{tier}");
+        assert_eq!(limits(Some(&own), &[("api_key", "a"), ("tier", tier)]), ["concurrency 2/1m"], "{tier}");
     }
     let partner = compiled(&rules, Some("partner"), &[override_of("default", 9, "minute")]);
-    assert_eq!(limits(Some(&partner), &[("api_key", "a")]), ["gcra 9/1m", "concurrency 2"]);
+    assert_eq!(limits(Some(&partner), &[("api_key", "a")]), ["gcra 9/1m", "concurrency 2/1m"]);
     let both = [unlimited("default"), override_of("default", 9, "minute")];
     for order in [[0, 1], [1, 0]] {
         let (_, unfit) = rules.compile_overrides("api_key", None, &order.map(|at| both[at].clone()));

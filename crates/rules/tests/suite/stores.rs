@@ -85,8 +85,9 @@ descriptors:
     let quotas = [std::sync::Arc::new(overrides)];
     let mut plan = Plan { quotas: &quotas, ..Plan::default() };
     domain.plan_into(&[("api_key", "k")], Cost::ONE, &mut plan);
-    assert_eq!(plan.limits[0].limit.limit.rate().count, 7);
-    assert_eq!(plan.limits[0].limit.scope.store(), Some("acme"));
+    let own = &plan.limits[1].limit;
+    assert_eq!(own.limit.rate().count, 7, "beside the limit of the rule");
+    assert_eq!(own.scope.store(), Some("acme"));
     let descriptor = Descriptor {
         entries: &[("other", "v")],
         limit: Some((3, Unit::Minute.length())),

@@ -278,7 +278,7 @@ fn an_override_removes_limits_of_other_periods_only_if_it_says_so() {
     let minute = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 3, "unit": "week"}]});
     let put = node.put("c", &minute);
     assert!(
-        put.json()["warnings"][0].as_str().is_some_and(|text| text.contains("stays in force")),
+        put.json()["warnings"][0].as_str().is_some_and(|text| text.contains("holds beside")),
         "{}",
         put.text()
     );
@@ -301,6 +301,14 @@ fn what_is_unlimited_is_admitted_and_shown_so() {
     assert_eq!(usage["usage"]["default"]["unlimited"], true);
     let answer = node.server.check("d", &json!({"api_key": "a"}));
     assert!(answer.header("ratelimit").is_none() && answer.header("x-ratelimit-limit").is_none());
+    let measured = node.server.get("/metrics").text();
+    assert!(
+        measured.lines().any(|line| {
+            let is_count = line.starts_with("ratelimit_rule_checks_total{");
+            is_count && line.contains("rule=\"api_key\",verdict=\"allow\"") && !line.ends_with(" 0")
+        }),
+        "{measured}"
+    );
     let set = ["quota", "set", "b", "--limit", "unlimited", "--admin"];
     let admin = format!("http://{}", node.admin);
     let set = run(&[&set[..], &[&admin]].concat());
