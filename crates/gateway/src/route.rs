@@ -9,8 +9,8 @@ use std::sync::Arc;
 use tollgate_core::Timestamp;
 use tollgate_http::headers::HeaderLookup;
 use tollgate_http::identity::{
-    AmbiguousIdentity, CredentialVerifier, EndpointMatcher, EndpointSettings, IdentityConfig, IdentityResolver,
-    PathRules, RequestView, ResolvedCaller, canonical_host,
+    AmbiguousIdentity, CredentialVerifier, EndpointMatcher, EndpointSettings, IdentityConfig,
+    IdentityResolver, PathRules, RequestView, ResolvedCaller, canonical_host,
 };
 use tollgate_rules::{Domain, Ruleset};
 

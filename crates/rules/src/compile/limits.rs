@@ -71,18 +71,21 @@ impl Compiler<'_, '_> {
         common.extend(self.concurrency(draft, live, scope));
         let path_of =
             |tier: &str| of_tiers.iter().find(|(name, _)| *name == tier).map_or(scope, |(_, path)| path);
-        let mut set =
-            |compiler: &mut Self, limits: &[LimitDraft], unlimited: bool, path: &ScopePath, places: &mut Vec<Position>| {
-                let mut set = Vec::with_capacity(limits.len());
-                for limit in limits {
-                    if let Some(compiled) = compiler.limit(draft, limit, live, path, &mut used) {
-                        compiler.reject_duplicates(&set, &compiled, limit.at);
-                        set.push(compiled);
-                        places.push(limit.at);
-                    }
+        let mut set = |compiler: &mut Self,
+                       limits: &[LimitDraft],
+                       unlimited: bool,
+                       path: &ScopePath,
+                       places: &mut Vec<Position>| {
+            let mut set = Vec::with_capacity(limits.len());
+            for limit in limits {
+                if let Some(compiled) = compiler.limit(draft, limit, live, path, &mut used) {
+                    compiler.reject_duplicates(&set, &compiled, limit.at);
+                    set.push(compiled);
+                    places.push(limit.at);
                 }
-                LimitSet { limits: set, unlimited }
-            };
+            }
+            LimitSet { limits: set, unlimited }
+        };
         let mut places = Vec::new();
         let mut limits = set(self, default, draft.unlimited, scope, &mut places);
         if let Some(place) = self.locations.last_mut() {
