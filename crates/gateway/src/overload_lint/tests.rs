@@ -21,7 +21,8 @@ fn found(rules: &[&str], routes: &str) -> Vec<String> {
         identity: tollgate_http::identity::IdentityConfig::default(),
         responses: tollgate_http::response::ResponseConfig::default(),
     };
-    let routes = Routes::new(&config, &rules, None).expect("routes");
+    let verifier = tollgate_http::identity::CredentialVerifier::new(&config.identity).expect("no keys");
+    let routes = Routes::new(&config, &rules, &verifier).expect("routes");
     warnings(&config, &rules, &routes)
 }
 

@@ -2,7 +2,7 @@
 //! expects.
 
 use tollgate_core::{Algorithm, Cost, State, TimeDelta, Timestamp};
-use tollgate_rules::{Descriptor, Options, Override, Profile, Ruleset, Source};
+use tollgate_rules::{Descriptor, Options, Override, OverrideRate, Profile, Ruleset, Source};
 
 fn load(text: &str) -> Ruleset {
     Ruleset::load(&[Source::new("t.yaml", text)], &Options::default())
@@ -96,11 +96,14 @@ fn five_a_minute_are_five_in_any_minute() {
 #[test]
 fn overrides_and_inline_limits_follow() {
     let rules = load("domain: d\ndescriptors: [{key: api_key, class: security, limit: 5/minute}]");
-    let wanted = |burst| Override { descriptor: "default".into(), count: 9, period: "minute".into(), burst };
+    let wanted = |burst| {
+        let limit = Some(OverrideRate { count: 9, period: "minute".into(), burst });
+        Override { limit, ..Override::new("default", 9, "minute") }
+    };
     for (burst, expected) in [(None, Algorithm::StrictWindow), (Some(3), Algorithm::Gcra)] {
         let (overrides, errors) = rules.compile_overrides("api_key", None, &[wanted(burst)]);
         assert!(errors.is_empty(), "{errors:?}");
-        let limit = &overrides.limits(0).expect("an override")[0].limit;
+        let limit = &overrides.set_for(&rules.rules()[0], None).limits[0].limit;
         assert_eq!((limit.algorithm(), limit.rate().count), (expected, 9));
     }
     // Whoever has written `strict_window` gets no bucket.

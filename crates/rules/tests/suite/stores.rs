@@ -149,12 +149,7 @@ descriptors:
     assert_eq!(set.rules()[0].limits_for(Some("pro"))[0].scope, *scope);
 
     // An override stays in the store of the quota's tier.
-    let wanted = |period: &str| Override {
-        descriptor: "default".into(),
-        count: 7,
-        period: period.into(),
-        burst: None,
-    };
+    let wanted = |period: &str| Override::new("default", 7, period);
     for (tier, period, store) in [
         ("pro", "minute", "acme"),
         ("pro", "day", "acme"),

@@ -109,7 +109,7 @@ mod tests {
         assert!(known.len() > SETS && known.iter().all(|(n, used)| n == used));
         let (key, secs) = (name(7), TimeDelta::from_secs);
         let record = |outcome: &Outcome, arrival, at| {
-            table.record(("b", &key), 5, (outcome, false), arrival, now + secs(at))
+            table.record(("b", &key), 5, (outcome, false), arrival, now + secs(at));
         };
         let last = || table.get("b", &key, now + secs(3)).expect("known");
         record(&allowed(4), Arrival::Late, 0);

@@ -245,6 +245,7 @@ fn limits(decision: &Decision) -> String {
     let limit = |one: &LimitStatus| {
         let count = decision.limit(one).map_or(0, |limit| limit.limit.rate().count);
         let role = match one.role {
+            Role::Live if !can_deny(decision, one) => "degrade",
             Role::Live => "live",
             Role::Shadow => "shadow",
             Role::Candidate => "candidate",
@@ -259,7 +260,7 @@ fn limits(decision: &Decision) -> String {
         format!(
             "{} {remaining} of {count}, {} ms, {role}{}{}",
             decision.limit_name(one),
-            one.outcome.reset_after.ceil_millis(),
+            one.outcome.reported_reset().ceil_millis(),
             if one.outcome.verdict.is_denied() { " over" } else { "" },
             if is_read(one) { "" } else { " unread" }
         )
@@ -279,7 +280,7 @@ fn statuses(decision: &Decision) -> String {
         let limit = decision.limit(one).map(|limit| limit.limit.rate().count);
         let reset = match one.outcome.verdict {
             Verdict::Denied { retry_after: Some(wait) } => wait,
-            _ => one.outcome.reset_after,
+            _ => one.outcome.reported_reset(),
         };
         Some((one.outcome.verdict.is_denied(), limit, one.outcome.remaining, reset.ceil_secs()))
     };

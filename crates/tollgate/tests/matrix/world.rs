@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tollgate_admin::{
     AdminState, AuthMode, ConfirmFilesError, DumpSlots, ExplainFuture, ExplainQuery, Explainer,
-    FailedAuthThrottle, LogLevels, LogSettings, NodeCache, OverloadReport, PendingFiles, RuleFilesControl,
-    Sessions, UsageFuture, UsageQuery, UsageReader, router_for,
+    FailedAuthThrottle, LogLevels, LogSettings, NodeCache, OverloadReport, PendingFiles, RuleDrift,
+    RuleFilesControl, Sessions, UsageFuture, UsageQuery, UsageReader, router_for,
 };
 use tollgate_control::{ControlPlane, Role};
 use tollgate_core::conformance::{AnyStore, Fault, FaultyStore, RemoteStore};
@@ -277,6 +277,10 @@ impl LogLevels for Current {
 
 impl RuleFilesControl for Current {
     fn pending(&self) -> Option<PendingFiles> {
+        None
+    }
+
+    fn drift(&self) -> Option<RuleDrift> {
         None
     }
 
