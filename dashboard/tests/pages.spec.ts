@@ -78,7 +78,7 @@ test('an address has a page with its limits and its quota', async ({ page }) => 
   const server = await new Server('addressed').start();
   try {
     const address = '203.0.113.7';
-    for (let i = 0; i < 3; i++) await server.check({ remote_address: address });
+    await server.exhaust({ remote_address: address });
     await open(page, server, 'overview');
     await page.getByRole('link', { name: address }).first().click();
     await expect(page.getByRole('heading', { level: 1, name: `Caller ${address}` })).toBeVisible();

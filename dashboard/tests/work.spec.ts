@@ -27,8 +27,8 @@ test('a denied caller is listed, explained and given an override', async ({ page
   await expect(dialog.getByRole('heading', { level: 2 }), 'the dialog names its caller').toHaveText(/^Override limit of overr…/);
   await expect(dialog.getByLabel('API key')).toHaveCount(0);
   await dialog.getByLabel('Requests').fill('50');
-  // Another period than the rule's: the same would go on with its counter, which is used up.
-  await dialog.getByLabel('Per', { exact: true }).fill('minute');
+  // The rule's own period: one of another period would hold beside it.
+  await dialog.getByLabel('Per', { exact: true }).fill('hour');
   await dialog.getByLabel('Reason').fill('ticket 12');
   await expect(dialog.getByLabel('Expires'), 'it ends by itself').not.toHaveValue('');
   await dialog.getByRole('button', { name: 'Save', exact: true }).click();
@@ -36,7 +36,7 @@ test('a denied caller is listed, explained and given an override', async ({ page
   expect(await server.check({ api_key: key }), 'it acts').toBe(true);
 
   await open(page, server, 'quotas');
-  await expect(page.getByRole('row').filter({ hasText: 'ticket 12' })).toContainText('50 / minute');
+  await expect(page.getByRole('row').filter({ hasText: 'ticket 12' })).toContainText('50 / hour');
   await page.getByLabel('API key (exact)').fill(key);
   await page.getByRole('button', { name: 'Find' }).click();
   await page.getByRole('button', { name: 'Usage' }).click();

@@ -43,7 +43,7 @@ pub(crate) async fn an_import_takes_effect_and_its_export_can_be_imported(addres
     let (two, _) = open(&address).await;
     let lines: Vec<Value> = (0..9_001)
         .map(|i| match i {
-            17 => json!({"api_key": "x", "tier": "gold"}),
+            17 => json!({"api_key": "x", "tier": ""}),
             4_500 => json!({"tier": "pro"}),
             _ => json!({"api_key": format!("key-{i}"), "tier": "pro", "reason": format!("line {i}")}),
         })

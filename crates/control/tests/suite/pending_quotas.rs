@@ -115,7 +115,7 @@ pub(crate) async fn imports_keep_current_terms_too(address: String) {
     assert_eq!((report.imported, report.failed), (5, 0), "{:?}", report.errors);
     limits([5, 5, 3, 5, 5], "again").await;
     let mut wrong = line("wrong", later(9, "01:00"));
-    wrong["until_effective"] = json!({"tier": "gold"});
+    wrong["until_effective"] = json!({"tier": ""});
     let report = import(&control, &[wrong]).await;
     assert_eq!(report.errors[0].place.as_deref(), Some("until_effective.tier"));
     at(&clock, 1, 0);

@@ -116,10 +116,9 @@ impl Permits {
     fn outcome(&self, now: Timestamp, limit: u64, verdict: Verdict) -> Outcome {
         let reset_after = self.held.iter().map(|(_, _, at)| at.since(now)).max().unwrap_or(TimeDelta::ZERO);
         let remaining = limit.saturating_sub(self.used());
-        let next_after = match remaining {
-            0 => self.wait(now, limit, 1, self.used(), None).unwrap_or_default(),
-            _ => TimeDelta::ZERO,
-        };
+        // Holders release permits before their deadlines, and a store that shortens the list does not know the first of
+        // these: the last one is when a permit is free at the latest.
+        let next_after = if remaining == 0 { reset_after } else { TimeDelta::ZERO };
         Outcome { verdict, remaining, next_after, reset_after }
     }
 }

@@ -178,7 +178,7 @@ fn foretells_all_forms(flags: &[&str]) {
             assert_eq!(passes, answer.status == 200, "{form}: {explained:#} {body:#}");
             assert_eq!(
                 outcome["rule"].as_str().filter(|_| !passes),
-                body["rule"].as_str().filter(|_| !passes)
+                body["denied_by"].as_str().filter(|_| !passes)
             );
             let wait = |value: &Value| value["retry_after_ms"].as_u64();
             let (foretold, told) = (wait(outcome), wait(&body));

@@ -106,14 +106,16 @@ fn a_quota_change_reaches_the_keys_owner() {
     let points = entry_points("");
     for (entry, admin) in points.each() {
         assert_eq!(entry.policy("abc", "per-key"), "\"per-key\";q=100;w=3600", "{}", entry.name);
-        let quota = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 50, "unit": "minute"}], "reason": "test"});
+        let quota = json!({"overrides": [{"descriptor": "default", "requests_per_unit": 50, "unit": "hour"}], "reason": "test"});
         let agreed = operate(admin, "PUT", "/admin/v1/quotas/abc", &quota);
         assert!(matches!(agreed.status, 200 | 201), "{}", agreed.text());
-        assert_eq!(entry.policy("abc", "per-key"), "\"per-key\";q=50;w=60", "{}", entry.name);
+        assert_eq!(entry.policy("abc", "per-key"), "\"per-key\";q=50;w=3600", "{}", entry.name);
         assert_eq!(entry.policy("other", "per-key"), "\"per-key\";q=100;w=3600", "{}", entry.name);
         let bearer = entry.ask("GET /a", "authorization: Bearer abc\r\n");
         assert!(
-            bearer.header("ratelimit-policy").is_some_and(|policy| policy.contains("\"per-key\";q=50;w=60")),
+            bearer
+                .header("ratelimit-policy")
+                .is_some_and(|policy| policy.contains("\"per-key\";q=50;w=3600")),
             "{}",
             entry.name
         );
