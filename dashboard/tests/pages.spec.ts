@@ -74,32 +74,6 @@ test('a caller has a page to act on', async ({ page }) => {
   }
 });
 
-test('an address has a page with its limits and its quota', async ({ page }) => {
-  const server = await new Server('addressed').start();
-  try {
-    const address = '203.0.113.7';
-    await server.exhaust({ remote_address: address });
-    await open(page, server, 'overview');
-    await page.getByRole('link', { name: address }).first().click();
-    await expect(page.getByRole('heading', { level: 1, name: `Caller ${address}` })).toBeVisible();
-    const usage = page.getByRole('region', { name: 'Usage' });
-    await expect(usage.getByRole('row').filter({ hasText: 'per-network' })).toContainText('30 / 1m');
-
-    await page.getByRole('button', { name: 'Set quota…' }).click();
-    const dialog = page.getByRole('dialog');
-    await dialog.getByLabel('Rule', { exact: true }).fill('default');
-    await dialog.getByLabel('Requests').fill('90');
-    await dialog.getByLabel('Per', { exact: true }).fill('minute');
-    await dialog.getByLabel('Reason').fill('ticket 31');
-    await dialog.getByRole('button', { name: 'Save', exact: true }).click();
-    await expect(dialog).toHaveCount(0);
-    await expect(page.getByRole('region', { name: 'Quota' })).toContainText('ticket 31');
-    await expect(usage.getByRole('row').filter({ hasText: 'per-network' })).toContainText('90 / 1m');
-  } finally {
-    await server.stop();
-  }
-});
-
 test('the page of a caller shows the limits of the plan that its requests carry', async ({ page, server }) => {
   for (let i = 0; i < 3; i++) await server.check({ api_key: 'planned-0123456789', tier: 'pro' });
   await open(page, server, 'overview');
