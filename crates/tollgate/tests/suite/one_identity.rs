@@ -121,7 +121,7 @@ fn a_quota_change_reaches_the_keys_owner() {
         );
         // Its usage is found by its key, too.
         let usage = operate(admin, "GET", "/admin/v1/usage/abc", &Value::Null).json();
-        assert!(usage.to_string().contains("\"used\":2"), "{}: {usage}", entry.name);
+        assert!(usage.to_string().contains("\"used\":3"), "{}: {usage}", entry.name);
         // And a rule that names a key is about that key.
         assert_eq!(entry.policy("named-key", "named"), "\"named\";q=7;w=3600", "{}", entry.name);
 
