@@ -75,7 +75,7 @@ proptest! {
         }
     }
 
-    /// Without it a client that has taken the last unit waits for the whole limit, or is denied at the time that it was told.
+    /// Without it a client that has taken the last unit waits for the whole limit, or is denied at the time that the response stated.
     #[test]
     fn the_next_unit_is_there_at_exactly_its_instant((limit, arrivals) in traffic(with_attempts()), owed in 0_u64..200, at in any::<u64>()) {
         let (mut state, mut now) = (State::default(), START);

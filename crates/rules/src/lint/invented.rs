@@ -1,4 +1,4 @@
-//! Lint for limits that a client passes by inventing a value: an API key that nobody issued, a header that anybody may send.
+//! Lint for limits that a client passes by inventing a value: an unknown API key, a header that any client may send.
 //! Where a rule on such an attribute takes the place of the one for callers without it, every invented value is a caller
 //! with a limit of its own.
 
